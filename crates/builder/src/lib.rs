@@ -1,0 +1,1 @@
+//! Nix builder side of the static binary.

@@ -1,0 +1,2 @@
+//! The sparklane command.
+fn main() {}

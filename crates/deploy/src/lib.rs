@@ -1,0 +1,1 @@
+//! Control host side of a deployment.

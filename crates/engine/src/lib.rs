@@ -1,0 +1,1 @@
+//! Engine container lifecycle and gates.

@@ -1,0 +1,1 @@
+//! Pure transaction state machine.
