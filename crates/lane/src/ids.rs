@@ -114,7 +114,7 @@ text_id!(
     |t| t.strip_prefix("/nix/store/").is_some_and(|r| {
         r.len() > 33
             && r.as_bytes()[32] == b'-'
-            && r.bytes().take(32).all(|b| b.is_ascii_digit() || (b'a'..=b'z').contains(&b))
+            && r.bytes().take(32).all(|b| b.is_ascii_digit() || b.is_ascii_lowercase())
             && r.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-._?=".contains(&b))
     })
 );
