@@ -82,10 +82,7 @@ fn block_on<T>(future: impl Future<Output = Result<T, EngineError>>) -> Result<T
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|source| EngineError::Io {
-            what: "start the event loop",
-            source,
-        })?;
+        .map_err(|source| EngineError::Io { what: "start the event loop", source })?;
     let result = runtime.block_on(future);
     // A health check may still wait for its answer; nobody needs it.
     runtime.shutdown_timeout(Duration::from_millis(100));
@@ -94,10 +91,7 @@ fn block_on<T>(future: impl Future<Output = Result<T, EngineError>>) -> Result<T
 
 async fn run_unit(target: &Target) -> Result<u8, EngineError> {
     use tokio::signal::unix::{SignalKind, signal};
-    let no_signals = |source| EngineError::Io {
-        what: "watch for signals",
-        source,
-    };
+    let no_signals = |source| EngineError::Io { what: "watch for signals", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
     let stop = async move {
@@ -108,10 +102,7 @@ async fn run_unit(target: &Target) -> Result<u8, EngineError> {
     };
     let generation = load::generation(&target.profile)?;
     let client = Client::connect(&target.docker, patience(&generation)).await?;
-    let tool = std::env::current_exe().map_err(|source| EngineError::Io {
-        what: "find this program",
-        source,
-    })?;
+    let tool = std::env::current_exe().map_err(|source| EngineError::Io { what: "find this program", source })?;
     let mut sink = |line: &str| {
         // A closed journal must not end the engine.
         let _ = writeln!(std::io::stdout().lock(), "{line}");
@@ -131,9 +122,7 @@ fn engine_stop(target: &Target) -> miette::Result<ExitCode> {
     let stop = async {
         let generation = load::generation(&target.profile)?;
         let client = Client::connect(&target.docker, patience(&generation)).await?;
-        client
-            .remove_ours(&generation.engine.container, generation.engine.stop_secs)
-            .await
+        client.remove_ours(&generation.engine.container, generation.engine.stop_secs).await
     };
     block_on(stop).into_diagnostic()?;
     Ok(ExitCode::SUCCESS)
@@ -145,13 +134,7 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
         println!("{}", serde_json::to_string(&known).into_diagnostic()?);
     } else if let Some(now) = &known {
         let percent = now.percent.map(|p| format!(" {p}%")).unwrap_or_default();
-        println!(
-            "{} ({}) lane {}: {}{percent}",
-            now.node,
-            now.role,
-            now.lane,
-            now.phase.words()
-        );
+        println!("{} ({}) lane {}: {}{percent}", now.node, now.role, now.lane, now.phase.words());
         if let Some(cause) = &now.cause {
             println!("the log says: {cause}");
         }

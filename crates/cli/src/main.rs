@@ -18,11 +18,7 @@ enum Command {
 }
 
 fn main() -> miette::Result<std::process::ExitCode> {
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .without_time()
-        .with_target(false)
-        .init();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).without_time().with_target(false).init();
     match Cli::parse().command {
         Command::Engine(args) => engine::run(args),
     }

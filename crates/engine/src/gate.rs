@@ -115,12 +115,7 @@ impl GateOutcome {
 
 /// Tries a gate once. `left` bounds how long the try may take.
 #[must_use]
-pub fn check(
-    kind: &GateKind,
-    units: &dyn UnitStates,
-    prober: &dyn Prober,
-    left: Duration,
-) -> Verdict {
+pub fn check(kind: &GateKind, units: &dyn UnitStates, prober: &dyn Prober, left: Duration) -> Verdict {
     match kind {
         GateKind::Unit { unit } => match units.state(unit) {
             Ok(state) if state.active == "active" => Verdict::Pass(format!("{unit} is active")),
@@ -128,28 +123,13 @@ pub fn check(
             Err(why) => Verdict::NotYet(why),
         },
         GateKind::Http { url, status } => match prober.get(url, left.min(HTTP_TRY)) {
-            Ok(response) if response.status == *status => {
-                Verdict::Pass(format!("{url} answered {status}"))
-            }
-            Ok(response) => Verdict::NotYet(format!(
-                "{url} answered {}, {status} wanted",
-                response.status
-            )),
+            Ok(response) if response.status == *status => Verdict::Pass(format!("{url} answered {status}")),
+            Ok(response) => Verdict::NotYet(format!("{url} answered {}, {status} wanted", response.status)),
             Err(error) => no_answer(url, &error),
         },
-        GateKind::Tokens {
-            url,
-            model,
-            prompt,
-            max_tokens,
-            min_tokens,
-        } => {
+        GateKind::Tokens { url, model, prompt, max_tokens, min_tokens } => {
             let url = format!("{}/v1/chat/completions", url.trim_end_matches('/'));
-            match prober.post(
-                &url,
-                &chat_body(model, prompt, *max_tokens),
-                left.min(TOKENS_TRY),
-            ) {
+            match prober.post(&url, &chat_body(model, prompt, *max_tokens), left.min(TOKENS_TRY)) {
                 Ok(response) => judge_tokens(response.status, &response.body, *min_tokens),
                 Err(error) => no_answer(&url, &error),
             }
@@ -183,14 +163,9 @@ impl<'a> Watch<'a> {
             GateKind::Unit { unit } => Some(unit.as_str()),
             _ => None,
         };
-        let mut names: Vec<&str> = own
-            .into_iter()
-            .chain(watch.iter().map(String::as_str))
-            .collect();
+        let mut names: Vec<&str> = own.into_iter().chain(watch.iter().map(String::as_str)).collect();
         names.dedup();
-        Self {
-            units: names.into_iter().map(|n| (n, None, None)).collect(),
-        }
+        Self { units: names.into_iter().map(|n| (n, None, None)).collect() }
     }
 
     /// Why one of the units ended the wait, if so.
@@ -240,8 +215,7 @@ fn wait(
 ) -> GateResult {
     let clock = context.clock;
     let end = clock.now() + Duration::from_secs(u64::from(gate.budget_secs));
-    let interval =
-        Duration::from_secs(u64::from(gate.interval_secs)).max(Duration::from_millis(100));
+    let interval = Duration::from_secs(u64::from(gate.interval_secs)).max(Duration::from_millis(100));
     let mut watch = Watch::new(gate, context.watch);
     let mut last = "not tried".to_owned();
     let mut next_try = clock.now();
@@ -258,12 +232,7 @@ fn wait(
         }
         if now >= next_try {
             *tries += 1;
-            match check(
-                &gate.kind,
-                context.units,
-                context.prober,
-                left.max(Duration::from_secs(1)),
-            ) {
+            match check(&gate.kind, context.units, context.prober, left.max(Duration::from_secs(1))) {
                 Verdict::Pass(words) => return GateResult::Passed(words),
                 Verdict::NotYet(why) => (last, bad) = (why, 0),
                 Verdict::Bad(why) => {
@@ -277,19 +246,11 @@ fn wait(
             next_try = clock.now() + interval;
         }
         let left = end.saturating_sub(clock.now());
-        let told = Progress {
-            gate: gate.name.clone(),
-            waiting_for: last.clone(),
-            left_secs: left.as_secs(),
-        };
+        let told = Progress { gate: gate.name.clone(), waiting_for: last.clone(), left_secs: left.as_secs() };
         if progress(&told).is_break() {
             return GateResult::Cancelled;
         }
-        clock.sleep(
-            UNIT_TICK
-                .min(interval)
-                .min(left.max(Duration::from_millis(1))),
-        );
+        clock.sleep(UNIT_TICK.min(interval).min(left.max(Duration::from_millis(1))));
     }
 }
 

@@ -59,19 +59,13 @@ impl Url {
             return Err(bad());
         }
         let address = socket(authority).ok_or_else(bad)?;
-        Ok(Self {
-            address,
-            path: path.to_owned(),
-        })
+        Ok(Self { address, path: path.to_owned() })
     }
 
     /// The same address with another path.
     #[must_use]
     pub fn with_path(&self, path: &str) -> Self {
-        Self {
-            address: self.address,
-            path: path.to_owned(),
-        }
+        Self { address: self.address, path: path.to_owned() }
     }
 }
 
@@ -80,16 +74,9 @@ fn socket(authority: &str) -> Option<SocketAddr> {
         return Some(SocketAddr::new(reachable(address.ip()), address.port()));
     }
     if let Some(port) = authority.strip_prefix("localhost:") {
-        return Some(SocketAddr::new(
-            Ipv4Addr::LOCALHOST.into(),
-            port.parse().ok()?,
-        ));
+        return Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().ok()?));
     }
-    let host = if authority == "localhost" {
-        Some(Ipv4Addr::LOCALHOST.into())
-    } else {
-        authority.parse().ok()
-    };
+    let host = if authority == "localhost" { Some(Ipv4Addr::LOCALHOST.into()) } else { authority.parse().ok() };
     host.map(|ip| SocketAddr::new(reachable(ip), 80))
 }
 
@@ -124,24 +111,16 @@ pub fn send(
 ) -> Result<Response, HttpError> {
     let deadline = Instant::now() + timeout;
     let timed = |e: std::io::Error| match e.kind() {
-        std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => {
-            HttpError::Timeout(timeout)
-        }
+        std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock => HttpError::Timeout(timeout),
         _ => HttpError::Io(e.to_string()),
     };
     let left = || {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            Err(HttpError::Timeout(timeout))
-        } else {
-            Ok(left)
-        }
+        if left.is_zero() { Err(HttpError::Timeout(timeout)) } else { Ok(left) }
     };
     let mut stream = TcpStream::connect_timeout(&url.address, left()?).map_err(timed)?;
     stream.set_write_timeout(Some(left()?)).map_err(timed)?;
-    stream
-        .write_all(&request(url, json, bearer))
-        .map_err(timed)?;
+    stream.write_all(&request(url, json, bearer)).map_err(timed)?;
     let mut bytes = Vec::new();
     let mut buffer = [0_u8; 16 * 1024];
     loop {
@@ -163,18 +142,12 @@ pub fn send(
 
 fn request(url: &Url, json: Option<&[u8]>, bearer: Option<&Redacted<String>>) -> Vec<u8> {
     let method = if json.is_some() { "POST" } else { "GET" };
-    let mut head = format!(
-        "{method} {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n",
-        url.path, url.address
-    );
+    let mut head = format!("{method} {} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", url.path, url.address);
     if let Some(key) = bearer {
         head.push_str(&format!("Authorization: Bearer {}\r\n", key.expose()));
     }
     if let Some(body) = json {
-        head.push_str(&format!(
-            "Content-Type: application/json\r\nContent-Length: {}\r\n",
-            body.len()
-        ));
+        head.push_str(&format!("Content-Type: application/json\r\nContent-Length: {}\r\n", body.len()));
     }
     head.push_str("\r\n");
     let mut bytes = head.into_bytes();
@@ -192,18 +165,11 @@ pub fn parse(bytes: &[u8], ended: bool) -> Result<Option<Response>, HttpError> {
 
 fn parse_after(bytes: &[u8], ended: bool, interim: u8) -> Result<Option<Response>, HttpError> {
     let more = |ended: bool| {
-        if ended {
-            Err(HttpError::Malformed("it was cut short"))
-        } else {
-            Ok(None)
-        }
+        if ended { Err(HttpError::Malformed("it was cut short")) } else { Ok(None) }
     };
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut head = httparse::Response::new(&mut headers);
-    let start = match head
-        .parse(bytes)
-        .map_err(|_| HttpError::Malformed("its head"))?
-    {
+    let start = match head.parse(bytes).map_err(|_| HttpError::Malformed("its head"))? {
         httparse::Status::Complete(start) => start,
         httparse::Status::Partial if bytes.len() > MAX_BYTES => return Err(HttpError::TooLong),
         httparse::Status::Partial => return more(ended),
@@ -218,17 +184,9 @@ fn parse_after(bytes: &[u8], ended: bool, interim: u8) -> Result<Option<Response
             parse_after(rest, ended, interim - 1)
         };
     }
-    let header = |name: &str| {
-        head.headers
-            .iter()
-            .find(|h| h.name.eq_ignore_ascii_case(name))
-            .map(|h| h.value)
-    };
+    let header = |name: &str| head.headers.iter().find(|h| h.name.eq_ignore_ascii_case(name)).map(|h| h.value);
     if matches!(status, 204 | 304) {
-        return Ok(Some(Response {
-            status,
-            body: vec![],
-        }));
+        return Ok(Some(Response { status, body: vec![] }));
     }
     if header("transfer-encoding").is_some_and(|v| v.to_ascii_lowercase().ends_with(b"chunked")) {
         return match chunked(rest)? {
@@ -237,28 +195,20 @@ fn parse_after(bytes: &[u8], ended: bool, interim: u8) -> Result<Option<Response
         };
     }
     if let Some(value) = header("content-length") {
-        let length = std::str::from_utf8(value)
-            .ok()
-            .and_then(|v| v.trim().parse::<usize>().ok());
+        let length = std::str::from_utf8(value).ok().and_then(|v| v.trim().parse::<usize>().ok());
         let length = length.ok_or(HttpError::Malformed("its length"))?;
         if length > MAX_BYTES {
             return Err(HttpError::TooLong);
         }
         return match rest.get(..length) {
-            Some(body) => Ok(Some(Response {
-                status,
-                body: body.to_vec(),
-            })),
+            Some(body) => Ok(Some(Response { status, body: body.to_vec() })),
             None => more(ended),
         };
     }
     if rest.len() > MAX_BYTES {
         return Err(HttpError::TooLong);
     }
-    Ok(ended.then(|| Response {
-        status,
-        body: rest.to_vec(),
-    }))
+    Ok(ended.then(|| Response { status, body: rest.to_vec() }))
 }
 
 fn chunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, HttpError> {
@@ -272,9 +222,7 @@ fn chunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, HttpError> {
         if size == 0 {
             return Ok(Some(body));
         }
-        let size = usize::try_from(size)
-            .ok()
-            .filter(|s| body.len().saturating_add(*s) <= MAX_BYTES);
+        let size = usize::try_from(size).ok().filter(|s| body.len().saturating_add(*s) <= MAX_BYTES);
         let size = size.ok_or(HttpError::TooLong)?;
         let Some(chunk) = rest.get(start..start + size) else {
             return Ok(None);
@@ -295,29 +243,11 @@ mod tests {
     #[test]
     fn urls() {
         let url = Url::parse("http://127.0.0.1:8000/health").unwrap();
-        assert_eq!(
-            (url.address.to_string().as_str(), url.path.as_str()),
-            ("127.0.0.1:8000", "/health")
-        );
-        assert_eq!(
-            Url::parse("http://0.0.0.0:8000")
-                .unwrap()
-                .address
-                .to_string(),
-            "127.0.0.1:8000"
-        );
-        assert_eq!(
-            Url::parse("http://[::1]:1/x").unwrap().address.to_string(),
-            "[::1]:1"
-        );
+        assert_eq!((url.address.to_string().as_str(), url.path.as_str()), ("127.0.0.1:8000", "/health"));
+        assert_eq!(Url::parse("http://0.0.0.0:8000").unwrap().address.to_string(), "127.0.0.1:8000");
+        assert_eq!(Url::parse("http://[::1]:1/x").unwrap().address.to_string(), "[::1]:1");
         assert_eq!(Url::parse("http://localhost:9").unwrap().address.port(), 9);
-        for bad in [
-            "https://127.0.0.1",
-            "http://spark-1:8000/",
-            "http://127.0.0.1:8000/a b",
-            "http://",
-            "127.0.0.1",
-        ] {
+        for bad in ["https://127.0.0.1", "http://spark-1:8000/", "http://127.0.0.1:8000/a b", "http://", "127.0.0.1"] {
             assert!(Url::parse(bad).is_err(), "{bad}");
         }
     }
@@ -325,29 +255,13 @@ mod tests {
     #[test]
     fn bodies_by_length_by_chunk_and_by_end() {
         let ok = |bytes: &[u8], ended| parse(bytes, ended).unwrap().map(|r| (r.status, r.body));
-        assert_eq!(
-            ok(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", false),
-            Some((200, b"hi".to_vec()))
-        );
-        assert_eq!(
-            ok(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", false),
-            None
-        );
+        assert_eq!(ok(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi", false), Some((200, b"hi".to_vec())));
+        assert_eq!(ok(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", false), None);
         assert!(parse(b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nhi", true).is_err());
-        let chunks =
-            b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n";
+        let chunks = b"HTTP/1.1 503 X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n1\r\n!\r\n0\r\n\r\n";
         assert_eq!(ok(chunks, false), Some((503, b"hi!".to_vec())));
-        assert_eq!(
-            ok(b"HTTP/1.0 200 OK\r\n\r\nhi", true),
-            Some((200, b"hi".to_vec()))
-        );
-        assert_eq!(
-            ok(
-                b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n",
-                false
-            ),
-            Some((204, vec![]))
-        );
+        assert_eq!(ok(b"HTTP/1.0 200 OK\r\n\r\nhi", true), Some((200, b"hi".to_vec())));
+        assert_eq!(ok(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", false), Some((204, vec![])));
         assert!(parse("HTTP/1.1 100 C\r\n\r\n".repeat(50_000).as_bytes(), true).is_err());
         let long = b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n";
         assert_eq!(parse(long, false), Err(HttpError::TooLong));
@@ -358,10 +272,7 @@ mod tests {
     #[test]
     fn a_silent_server_costs_only_the_timeout() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = Url {
-            address: listener.local_addr().unwrap(),
-            path: "/".into(),
-        };
+        let url = Url { address: listener.local_addr().unwrap(), path: "/".into() };
         let begin = Instant::now();
         let error = send(&url, None, None, Duration::from_millis(200)).unwrap_err();
         assert!(matches!(error, HttpError::Timeout(_)), "{error}");

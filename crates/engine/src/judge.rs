@@ -51,31 +51,19 @@ pub fn judge_tokens(status: u16, body: &[u8], min_tokens: u32) -> Verdict {
 
 fn judge_body(body: &[u8], min_tokens: u32) -> Verdict {
     let Ok(answer) = serde_json::from_slice::<Completion>(body) else {
-        return Verdict::Bad(format!(
-            "HTTP 200 but no chat completion: {}",
-            excerpt(body)
-        ));
+        return Verdict::Bad(format!("HTTP 200 but no chat completion: {}", excerpt(body)));
     };
     let Some(message) = answer.choices.into_iter().next().and_then(|c| c.message) else {
         return Verdict::Bad("HTTP 200 without a choice".to_owned());
     };
     let tokens = answer.usage.and_then(|u| u.completion_tokens).unwrap_or(0);
     if tokens < u64::from(min_tokens.max(1)) {
-        return Verdict::Bad(format!(
-            "HTTP 200 with {tokens} completion tokens, {} wanted",
-            min_tokens.max(1)
-        ));
+        return Verdict::Bad(format!("HTTP 200 with {tokens} completion tokens, {} wanted", min_tokens.max(1)));
     }
-    let parts = [
-        message.reasoning,
-        message.reasoning_content,
-        message.content,
-    ];
+    let parts = [message.reasoning, message.reasoning_content, message.content];
     let text: String = parts.into_iter().flatten().collect();
     if text.trim().is_empty() {
-        return Verdict::Bad(format!(
-            "HTTP 200 counts {tokens} tokens but the text is blank"
-        ));
+        return Verdict::Bad(format!("HTTP 200 counts {tokens} tokens but the text is blank"));
     }
     match garbled(&text) {
         Some(why) => Verdict::Bad(format!("the text is garbled ({why})")),
@@ -86,35 +74,20 @@ fn judge_body(body: &[u8], min_tokens: u32) -> Verdict {
 /// A coarse sentinel for output that no working model gives. Finer probes belong to the evaluation.
 fn garbled(text: &str) -> Option<&'static str> {
     let chars: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let broken = chars
-        .iter()
-        .filter(|c| **c == '\u{fffd}' || c.is_control())
-        .count();
+    let broken = chars.iter().filter(|c| **c == '\u{fffd}' || c.is_control()).count();
     if broken * 2 > chars.len() {
         return Some("mostly broken characters");
     }
     // Dirty cache after rejected drafts showed as one character over and over.
-    let longest = chars
-        .chunk_by(|a, b| a == b)
-        .map(<[char]>::len)
-        .max()
-        .unwrap_or(0);
+    let longest = chars.chunk_by(|a, b| a == b).map(<[char]>::len).max().unwrap_or(0);
     (longest >= 24 && longest * 2 > chars.len()).then_some("one character repeated")
 }
 
 /// A short, printable piece of a body for an error message.
 fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(400)]);
-    let text: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(160)
-        .collect();
-    if text.trim().is_empty() {
-        "(empty answer)".to_owned()
-    } else {
-        text.trim().to_owned()
-    }
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(160).collect();
+    if text.trim().is_empty() { "(empty answer)".to_owned() } else { text.trim().to_owned() }
 }
 
 #[cfg(test)]
@@ -152,61 +125,28 @@ mod tests {
 
     #[test]
     fn two_hundred_without_tokens_fails() {
-        for bad in [
-            &b""[..],
-            b"{}",
-            b"[]",
-            b"{\"choices\":[]}",
-            b"{\"choices\":[{}]}",
-            b"ok",
-        ] {
-            assert!(
-                matches!(judge_tokens(200, bad, 1), Verdict::Bad(_)),
-                "{}",
-                String::from_utf8_lossy(bad)
-            );
+        for bad in [&b""[..], b"{}", b"[]", b"{\"choices\":[]}", b"{\"choices\":[{}]}", b"ok"] {
+            assert!(matches!(judge_tokens(200, bad, 1), Verdict::Bad(_)), "{}", String::from_utf8_lossy(bad));
         }
-        assert!(matches!(
-            judge_tokens(200, &body("", 8), 1),
-            Verdict::Bad(_)
-        ));
-        assert!(matches!(
-            judge_tokens(200, &body(" \n\t ", 8), 1),
-            Verdict::Bad(_)
-        ));
-        assert!(matches!(
-            judge_tokens(200, &body("hello", 0), 0),
-            Verdict::Bad(_)
-        ));
+        assert!(matches!(judge_tokens(200, &body("", 8), 1), Verdict::Bad(_)));
+        assert!(matches!(judge_tokens(200, &body(" \n\t ", 8), 1), Verdict::Bad(_)));
+        assert!(matches!(judge_tokens(200, &body("hello", 0), 0), Verdict::Bad(_)));
         assert!(passes(&judge_tokens(200, &body("hello", 1), 0)));
     }
 
     #[test]
     fn reasoning_counts_as_text() {
-        let thinking = br#"{"choices":[{"message":{"content":null,"reasoning":"Let me"}}],"usage":{"completion_tokens":2}}"#;
+        let thinking =
+            br#"{"choices":[{"message":{"content":null,"reasoning":"Let me"}}],"usage":{"completion_tokens":2}}"#;
         assert!(passes(&judge_tokens(200, thinking, 2)));
     }
 
     #[test]
     fn garble_is_seen() {
-        assert!(matches!(
-            judge_tokens(200, &body(&"!".repeat(60), 60), 1),
-            Verdict::Bad(_)
-        ));
-        assert!(matches!(
-            judge_tokens(200, &body("\u{fffd}\u{fffd}\u{fffd}a", 4), 1),
-            Verdict::Bad(_)
-        ));
-        assert!(passes(&judge_tokens(
-            200,
-            &body("The capital of France is Paris.", 7),
-            1
-        )));
-        assert!(passes(&judge_tokens(
-            200,
-            &body("北京是中国的首都。", 7),
-            1
-        )));
+        assert!(matches!(judge_tokens(200, &body(&"!".repeat(60), 60), 1), Verdict::Bad(_)));
+        assert!(matches!(judge_tokens(200, &body("\u{fffd}\u{fffd}\u{fffd}a", 4), 1), Verdict::Bad(_)));
+        assert!(passes(&judge_tokens(200, &body("The capital of France is Paris.", 7), 1)));
+        assert!(passes(&judge_tokens(200, &body("北京是中国的首都。", 7), 1)));
     }
 
     #[test]

@@ -42,10 +42,7 @@ impl Tail {
     /// Keeps the last `keep` lines.
     #[must_use]
     pub fn new(keep: usize) -> Self {
-        Self {
-            lines: std::collections::VecDeque::with_capacity(keep),
-            keep,
-        }
+        Self { lines: std::collections::VecDeque::with_capacity(keep), keep }
     }
 
     /// Adds a line.
@@ -77,9 +74,7 @@ mod tests {
         cutter.flush(&mut |l| got.push(l.to_owned()));
         assert_eq!(got, ["a", "bc", " 50%", "\u{fffd}", "tail"]);
         let mut longest = 0;
-        cutter.push(&vec![b'x'; 100_000], &mut |l| {
-            longest = longest.max(l.len())
-        });
+        cutter.push(&vec![b'x'; 100_000], &mut |l| longest = longest.max(l.len()));
         assert_eq!(longest, MAX_LINE);
     }
 

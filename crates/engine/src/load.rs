@@ -27,15 +27,9 @@ pub fn own_system() -> Option<System> {
 pub fn generation(profile: &Path) -> Result<Generation, EngineError> {
     let file = profile.join("generation.json");
     let path = file.display().to_string();
-    let bytes = std::fs::read(&file).map_err(|source| EngineError::Read {
-        path: path.clone(),
-        source,
-    })?;
+    let bytes = std::fs::read(&file).map_err(|source| EngineError::Read { path: path.clone(), source })?;
     let generation: Generation =
-        serde_json::from_slice(&bytes).map_err(|source| EngineError::Parse {
-            path: path.clone(),
-            source,
-        })?;
+        serde_json::from_slice(&bytes).map_err(|source| EngineError::Parse { path: path.clone(), source })?;
     check(&generation, own_system()).map_err(|why| EngineError::Generation { path, why })?;
     if generation.image.manifest.is_none() && generation.image.config.is_none() {
         return Err(EngineError::Unpinned {
@@ -48,17 +42,10 @@ pub fn generation(profile: &Path) -> Result<Generation, EngineError> {
 
 fn check(generation: &Generation, own: Option<System>) -> Result<(), String> {
     if generation.schema != SCHEMA {
-        return Err(format!(
-            "schema {} is not the one this tool reads ({SCHEMA})",
-            generation.schema
-        ));
+        return Err(format!("schema {} is not the one this tool reads ({SCHEMA})", generation.schema));
     }
     if own != Some(generation.system) {
-        return Err(format!(
-            "it is for {}, this tool is for {}",
-            generation.system,
-            std::env::consts::ARCH
-        ));
+        return Err(format!("it is for {}, this tool is for {}", generation.system, std::env::consts::ARCH));
     }
     if generation.engine.argv.first().is_none_or(String::is_empty) {
         return Err("engine.argv is empty".to_owned());
@@ -68,10 +55,7 @@ fn check(generation: &Generation, own: Option<System>) -> Result<(), String> {
     }
     for mount in &generation.engine.mounts {
         if !mount.source.starts_with('/') || !mount.target.starts_with('/') {
-            return Err(format!(
-                "mount {} -> {} is not absolute",
-                mount.source, mount.target
-            ));
+            return Err(format!("mount {} -> {} is not absolute", mount.source, mount.target));
         }
     }
     Ok(())
@@ -83,10 +67,8 @@ pub(crate) mod tests {
 
     /// A generation as the builder writes it, for tests.
     pub(crate) fn sample(role: &str) -> Generation {
-        let mut value: serde_json::Value = serde_json::from_str(include_str!(
-            "../../../tests/fixtures/engine/generation.json"
-        ))
-        .unwrap();
+        let mut value: serde_json::Value =
+            serde_json::from_str(include_str!("../../../tests/fixtures/engine/generation.json")).unwrap();
         value["role"] = role.into();
         value["rank"] = u32::from(role != "head").into();
         value["system"] = own_system().unwrap().as_str().into();
@@ -97,11 +79,7 @@ pub(crate) mod tests {
     fn refuses_what_this_node_cannot_run() {
         let good = sample("head");
         assert_eq!(check(&good, own_system()), Ok(()));
-        let other = if own_system() == Some(System::X86_64Linux) {
-            System::Aarch64Linux
-        } else {
-            System::X86_64Linux
-        };
+        let other = if own_system() == Some(System::X86_64Linux) { System::Aarch64Linux } else { System::X86_64Linux };
         assert!(check(&good, Some(other)).unwrap_err().contains("it is for"));
         let mut bad = good.clone();
         bad.schema = 2;
@@ -121,11 +99,7 @@ pub(crate) mod tests {
         let mut unpinned = sample("head");
         unpinned.image.manifest = None;
         unpinned.image.config = None;
-        std::fs::write(
-            dir.path().join("generation.json"),
-            serde_json::to_vec(&unpinned).unwrap(),
-        )
-        .unwrap();
+        std::fs::write(dir.path().join("generation.json"), serde_json::to_vec(&unpinned).unwrap()).unwrap();
         let error = generation(dir.path()).unwrap_err();
         assert_eq!(error.exit_code(), 78);
         assert!(error.to_string().contains("sparklane image pin"), "{error}");

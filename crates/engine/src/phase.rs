@@ -65,10 +65,7 @@ const MARKS: &[(&str, Phase)] = &[
     ("is assigned as DP rank", Phase::LoadingModel), // the rendezvous is complete
     ("Starting to load model", Phase::LoadingModel),
     ("Filesystem type for checkpoints", Phase::LoadingWeights),
-    (
-        "Loading safetensors checkpoint shards:",
-        Phase::LoadingWeights,
-    ),
+    ("Loading safetensors checkpoint shards:", Phase::LoadingWeights),
     ("Loading drafter model", Phase::LoadingDrafter),
     ("GiB for KV cache", Phase::KvCache),
     ("Available KV cache memory", Phase::KvCache),
@@ -86,38 +83,17 @@ const MARKS: &[(&str, Phase)] = &[
 const CAUSES: &[(&str, &str)] = &[
     ("vllm: error:", "vLLM refused its command line"),
     ("vllm serve: error:", "vLLM refused its command line"),
-    (
-        "is greater than the derived max_model_len",
-        "max-model-len is larger than the model allows",
-    ),
-    (
-        "Repo id must be in the form",
-        "the model folder is missing in the container",
-    ),
-    (
-        "is not a valid JSON file",
-        "the model's config.json is broken",
-    ),
-    (
-        "Weight files referenced in index but missing",
-        "a weight file is missing",
-    ),
+    ("is greater than the derived max_model_len", "max-model-len is larger than the model allows"),
+    ("Repo id must be in the form", "the model folder is missing in the container"),
+    ("is not a valid JSON file", "the model's config.json is broken"),
+    ("Weight files referenced in index but missing", "a weight file is missing"),
     ("SafetensorError", "a weight file is damaged or cut short"),
-    (
-        "No available memory for the cache blocks",
-        "no memory is left for the KV cache",
-    ),
+    ("No available memory for the cache blocks", "no memory is left for the KV cache"),
     ("Address already in use", "the API's port is taken"),
     ("CUDA out of memory", "GPU memory ran out"),
-    (
-        "unhandled system error",
-        "NCCL failed (memlock limit or link?)",
-    ),
+    ("unhandled system error", "NCCL failed (memlock limit or link?)"),
     ("died unexpectedly", "a rank's process died"),
-    (
-        "Engine core initialization failed",
-        "the engine core did not start",
-    ),
+    ("Engine core initialization failed", "the engine core did not start"),
 ];
 
 /// Follows one container's log.
@@ -133,12 +109,7 @@ impl PhaseTracker {
     /// A tracker for a container that is being made.
     #[must_use]
     pub fn new(role: Role) -> Self {
-        Self {
-            role,
-            phase: Phase::Preparing,
-            percent: None,
-            cause: None,
-        }
+        Self { role, phase: Phase::Preparing, percent: None, cause: None }
     }
 
     /// The phase now.
@@ -176,11 +147,8 @@ impl PhaseTracker {
             return false;
         };
         // The drafter's shards are read by the same code; its lines carry the same words.
-        let phase = if self.phase == Phase::LoadingDrafter && phase == Phase::LoadingWeights {
-            self.phase
-        } else {
-            phase
-        };
+        let phase =
+            if self.phase == Phase::LoadingDrafter && phase == Phase::LoadingWeights { self.phase } else { phase };
         let moved = self.reach(phase);
         let percent = percent_after(line, mark);
         if phase == self.phase && percent.is_some() && percent != self.percent {
@@ -237,10 +205,8 @@ mod tests {
 
     const HEAD: &str = include_str!("../../../tests/fixtures/engine/mp2/mph.log");
     const WORKER: &str = include_str!("../../../tests/fixtures/engine/mp2/mpw.log");
-    const RAY: &str =
-        include_str!("../../../tests/fixtures/engine/ray/vllm-ray-2node-and-rank1-kill.log");
-    const RAY_WAITS: &str =
-        include_str!("../../../tests/fixtures/engine/ray/vllm-waits-for-worker.log");
+    const RAY: &str = include_str!("../../../tests/fixtures/engine/ray/vllm-ray-2node-and-rank1-kill.log");
+    const RAY_WAITS: &str = include_str!("../../../tests/fixtures/engine/ray/vllm-waits-for-worker.log");
 
     fn phases(role: Role, log: &str) -> (Vec<Phase>, PhaseTracker) {
         let mut tracker = PhaseTracker::new(role);
@@ -266,10 +232,7 @@ mod tests {
             Phase::StartingApi,
         ];
         assert_eq!(seen, want);
-        assert!(
-            !tracker.ready(),
-            "a log line never proves that the API answers"
-        );
+        assert!(!tracker.ready(), "a log line never proves that the API answers");
     }
 
     #[test]
@@ -282,19 +245,13 @@ mod tests {
         let line = WORKER.lines().nth(at.unwrap()).unwrap();
         assert!(line.contains("headless multiproc executor"), "{line}");
         assert_eq!(phases(Role::Worker, WORKER).1.phase(), Phase::KvCache);
-        assert_eq!(
-            phases(Role::Worker, WORKER).1.cause(),
-            Some("a rank's process died")
-        );
+        assert_eq!(phases(Role::Worker, WORKER).1.cause(), Some("a rank's process died"));
     }
 
     #[test]
     fn ray_head_waits_for_the_placement_group() {
         let upto = RAY_WAITS.find("for 30 seconds").unwrap();
-        assert_eq!(
-            phases(Role::Head, &RAY_WAITS[..upto]).1.phase(),
-            Phase::WaitPeer
-        );
+        assert_eq!(phases(Role::Head, &RAY_WAITS[..upto]).1.phase(), Phase::WaitPeer);
         assert_eq!(phases(Role::Head, RAY_WAITS).1.phase(), Phase::StartingApi);
         let (seen, tracker) = phases(Role::Head, RAY);
         assert_eq!(seen.last(), Some(&Phase::StartingApi));
@@ -305,22 +262,13 @@ mod tests {
     #[test]
     fn every_real_failure_has_its_cause() {
         let cases = [
-            (
-                include_str!("../../../tests/fixtures/engine/exits/unknown-flag.log"),
-                "vLLM refused its command line",
-            ),
-            (
-                include_str!("../../../tests/fixtures/engine/exits/bad-value.log"),
-                "vLLM refused its command line",
-            ),
+            (include_str!("../../../tests/fixtures/engine/exits/unknown-flag.log"), "vLLM refused its command line"),
+            (include_str!("../../../tests/fixtures/engine/exits/bad-value.log"), "vLLM refused its command line"),
             (
                 include_str!("../../../tests/fixtures/engine/exits/missing-model.log"),
                 "the model folder is missing in the container",
             ),
-            (
-                include_str!("../../../tests/fixtures/engine/exits/bad-config.log"),
-                "the model's config.json is broken",
-            ),
+            (include_str!("../../../tests/fixtures/engine/exits/bad-config.log"), "the model's config.json is broken"),
             (
                 include_str!("../../../tests/fixtures/engine/exits/too-long.log"),
                 "max-model-len is larger than the model allows",
@@ -329,14 +277,8 @@ mod tests {
                 include_str!("../../../tests/fixtures/engine/exits/corrupt-shard.log"),
                 "a weight file is damaged or cut short",
             ),
-            (
-                include_str!("../../../tests/fixtures/engine/exits/missing-shard.log"),
-                "a weight file is missing",
-            ),
-            (
-                include_str!("../../../tests/fixtures/engine/exits/port-in-use.log"),
-                "the API's port is taken",
-            ),
+            (include_str!("../../../tests/fixtures/engine/exits/missing-shard.log"), "a weight file is missing"),
+            (include_str!("../../../tests/fixtures/engine/exits/port-in-use.log"), "the API's port is taken"),
             (
                 include_str!("../../../tests/fixtures/engine/exits/kv-too-small.log"),
                 "no memory is left for the KV cache",
@@ -350,17 +292,13 @@ mod tests {
     #[test]
     fn percent_is_shown_and_drafter_is_kept() {
         let mut t = PhaseTracker::new(Role::Head);
-        assert!(t.line(
-            "Loading safetensors checkpoint shards:  42% Completed | 20/48 [00:10<00:14,  2.00it/s]"
-        ));
+        assert!(t.line("Loading safetensors checkpoint shards:  42% Completed | 20/48 [00:10<00:14,  2.00it/s]"));
         assert_eq!(t.status_line(), "loading weights 42%");
         assert!(t.line("(Worker_TP0 pid=1) INFO Loading drafter model..."));
         assert_eq!(t.status_line(), "loading the drafter");
         assert!(t.line("Loading safetensors checkpoint shards:  50% Completed | 1/2"));
         assert_eq!(t.status_line(), "loading the drafter 50%");
-        assert!(
-            t.line("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  45%|####    | 5/11")
-        );
+        assert!(t.line("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  45%|####    | 5/11"));
         assert_eq!((t.phase(), t.percent()), (Phase::Graphs, Some(45)));
         assert!(!t.line("Starting to load model again"), "never backwards");
     }

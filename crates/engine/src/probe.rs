@@ -32,11 +32,7 @@ pub struct HttpProber {
 
 impl HttpProber {
     fn key(&self) -> Result<Option<Redacted<String>>, HttpError> {
-        self.key_file
-            .as_deref()
-            .map(key::read)
-            .transpose()
-            .map_err(|e| HttpError::Io(e.to_string()))
+        self.key_file.as_deref().map(key::read).transpose().map_err(|e| HttpError::Io(e.to_string()))
     }
 }
 

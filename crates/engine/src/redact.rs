@@ -68,13 +68,8 @@ mod tests {
     fn a_secret_is_never_shown() {
         let key = Redacted::new("sk-very-secret".to_owned());
         assert_eq!(format!("{key} {key:?}"), "[redacted] [redacted]");
-        let redactor = Redactor::default()
-            .with(&key)
-            .with(&Redacted::new(String::new()));
-        assert_eq!(
-            redactor.apply("api_key='sk-very-secret'"),
-            "api_key='[redacted]'"
-        );
+        let redactor = Redactor::default().with(&key).with(&Redacted::new(String::new()));
+        assert_eq!(redactor.apply("api_key='sk-very-secret'"), "api_key='[redacted]'");
         assert_eq!(redactor.apply("plain"), "plain");
         assert!(!format!("{redactor:?}").contains("secret-"));
         assert!(!format!("{redactor:?}").contains("sk-"));

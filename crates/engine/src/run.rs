@@ -56,10 +56,7 @@ pub fn patience(generation: &Generation) -> Duration {
 ///
 /// # Errors
 /// When the container could not be made or docker was lost; see [`EngineError::exit_code`].
-pub async fn supervise(
-    setup: Setup<'_>,
-    stop: impl Future<Output = ()>,
-) -> Result<u8, EngineError> {
+pub async fn supervise(setup: Setup<'_>, stop: impl Future<Output = ()>) -> Result<u8, EngineError> {
     let mut stop = Box::pin(stop);
     let mut run = Run::new(setup);
     run.publish();
@@ -78,13 +75,7 @@ pub async fn supervise(
     };
     let ours = !matches!(result, Err(EngineError::ForeignContainer { .. }));
     let generation = run.setup.generation;
-    if ours
-        && let Err(error) = run
-            .setup
-            .client
-            .remove_ours(&generation.engine.container, 0)
-            .await
-    {
+    if ours && let Err(error) = run.setup.client.remove_ours(&generation.engine.container, 0).await {
         tracing::warn!(%error, "the engine's container could not be removed");
     }
     let code = run.verdict(&result);
@@ -154,29 +145,15 @@ impl<'a> Run<'a> {
             self.redactor = std::mem::take(&mut self.redactor).with(&key::read(Path::new(file))?);
         }
         let image = self.setup.client.image(&generation.image).await?;
-        self.setup
-            .client
-            .remove_ours(&engine.container, engine.stop_secs)
-            .await?;
+        self.setup.client.remove_ours(&engine.container, engine.stop_secs).await?;
         folders(generation)?;
         devices(generation)?;
         if generation.role == Role::Head {
             port_free(generation)?;
         }
-        let label = format!(
-            "{}/{}/{}",
-            generation.cluster, generation.lane, generation.node
-        );
-        let extra = spec::Extra {
-            image,
-            tool: self.setup.tool.clone(),
-            label,
-        };
-        let id = self
-            .setup
-            .client
-            .create(&engine.container, spec::container(generation, &extra))
-            .await?;
+        let label = format!("{}/{}/{}", generation.cluster, generation.lane, generation.node);
+        let extra = spec::Extra { image, tool: self.setup.tool.clone(), label };
+        let id = self.setup.client.create(&engine.container, spec::container(generation, &extra)).await?;
         self.container_id = Some(id.clone());
         self.setup.client.start(&id).await?;
         self.started = Instant::now();
@@ -185,11 +162,7 @@ impl<'a> Run<'a> {
         Ok(id)
     }
 
-    async fn follow(
-        &mut self,
-        id: &str,
-        mut stop: Pin<&mut impl Future<Output = ()>>,
-    ) -> Result<End, EngineError> {
+    async fn follow(&mut self, id: &str, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
         let client = self.setup.client.clone();
         let mut ended = Box::pin(client.wait(id));
         let mut logs = client.logs(id, false);
@@ -228,8 +201,7 @@ impl<'a> Run<'a> {
         if self.ready {
             return;
         }
-        let settled =
-            self.setup.generation.role == Role::Worker && self.started.elapsed() >= SETTLE;
+        let settled = self.setup.generation.role == Role::Worker && self.started.elapsed() >= SETTLE;
         if health.answers().await {
             self.tracker.reach(Phase::Serving);
         }
@@ -242,20 +214,11 @@ impl<'a> Run<'a> {
 
     fn output(&mut self, output: &LogOutput) {
         let bytes = match output {
-            LogOutput::StdOut { message }
-            | LogOutput::StdErr { message }
-            | LogOutput::Console { message } => message,
+            LogOutput::StdOut { message } | LogOutput::StdErr { message } | LogOutput::Console { message } => message,
             LogOutput::StdIn { .. } => return,
         };
         let mut changed = false;
-        let Self {
-            cutter,
-            redactor,
-            tail,
-            tracker,
-            setup,
-            ..
-        } = self;
+        let Self { cutter, redactor, tail, tracker, setup, .. } = self;
         cutter.push(bytes, &mut |line| {
             let line = redactor.apply(line);
             changed |= tracker.line(&line);
@@ -270,19 +233,10 @@ impl<'a> Run<'a> {
     /// Takes what the log still holds after the container's end.
     async fn drain(&mut self, logs: &mut LogStream<'_>, open: bool) {
         let deadline = tokio::time::Instant::now() + Duration::from_secs(1);
-        while open
-            && let Ok(Some(Ok(output))) = tokio::time::timeout_at(deadline, logs.next()).await
-        {
+        while open && let Ok(Some(Ok(output))) = tokio::time::timeout_at(deadline, logs.next()).await {
             self.output(&output);
         }
-        let Self {
-            cutter,
-            redactor,
-            tail,
-            tracker,
-            setup,
-            ..
-        } = self;
+        let Self { cutter, redactor, tail, tracker, setup, .. } = self;
         cutter.flush(&mut |line| {
             let line = redactor.apply(line);
             tracker.line(&line);
@@ -291,12 +245,7 @@ impl<'a> Run<'a> {
         });
     }
 
-    async fn stop(
-        &mut self,
-        id: &str,
-        logs: &mut LogStream<'_>,
-        mut open: bool,
-    ) -> Result<(), EngineError> {
+    async fn stop(&mut self, id: &str, logs: &mut LogStream<'_>, mut open: bool) -> Result<(), EngineError> {
         self.setup.notify.stopping();
         self.tracker.reach(Phase::Stopping);
         self.publish();
@@ -343,8 +292,7 @@ impl<'a> Run<'a> {
     }
 }
 
-type LogStream<'a> =
-    dyn futures_util::Stream<Item = Result<LogOutput, bollard::errors::Error>> + Unpin + 'a;
+type LogStream<'a> = dyn futures_util::Stream<Item = Result<LogOutput, bollard::errors::Error>> + Unpin + 'a;
 
 /// The unit's exit code for a container that ended without being asked to.
 #[must_use]
@@ -382,16 +330,8 @@ struct Health {
 
 impl Health {
     fn new(generation: &Generation) -> Self {
-        let url = (generation.role == Role::Head)
-            .then(|| api_address(generation))
-            .flatten();
-        Self {
-            url: url.map(|address| Url {
-                address,
-                path: "/health".to_owned(),
-            }),
-            asked: None,
-        }
+        let url = (generation.role == Role::Head).then(|| api_address(generation)).flatten();
+        Self { url: url.map(|address| Url { address, path: "/health".to_owned() }), asked: None }
     }
 
     async fn answers(&mut self) -> bool {
@@ -414,11 +354,7 @@ impl Health {
 
 fn api_address(generation: &Generation) -> Option<SocketAddr> {
     let host = generation.engine.api_host.as_str();
-    let ip: IpAddr = if host == "localhost" {
-        [127, 0, 0, 1].into()
-    } else {
-        host.parse().ok()?
-    };
+    let ip: IpAddr = if host == "localhost" { [127, 0, 0, 1].into() } else { host.parse().ok()? };
     Some(SocketAddr::new(reachable(ip), generation.engine.api_port))
 }
 
@@ -427,49 +363,29 @@ fn port_free(generation: &Generation) -> Result<(), EngineError> {
     let host = &generation.engine.api_host;
     let Some(address) = api_address(generation) else {
         let why = format!("engine.apiHost {host:?} is no address");
-        return Err(EngineError::Generation {
-            path: "generation.json".to_owned(),
-            why,
-        });
+        return Err(EngineError::Generation { path: "generation.json".to_owned(), why });
     };
     match TcpStream::connect_timeout(&address, Duration::from_millis(500)) {
-        Ok(_) => Err(EngineError::PortTaken {
-            address: address.to_string(),
-        }),
+        Ok(_) => Err(EngineError::PortTaken { address: address.to_string() }),
         Err(_) => Ok(()),
     }
 }
 
 fn folders(generation: &Generation) -> Result<(), EngineError> {
     let engine = &generation.engine;
-    let made = engine
-        .mounts
-        .iter()
-        .filter(|m| m.create)
-        .map(|m| &m.source)
-        .chain(engine.cache_roots.values());
+    let made = engine.mounts.iter().filter(|m| m.create).map(|m| &m.source).chain(engine.cache_roots.values());
     for path in made {
-        std::fs::create_dir_all(path).map_err(|source| EngineError::Folder {
-            path: path.clone(),
-            source,
-        })?;
+        std::fs::create_dir_all(path).map_err(|source| EngineError::Folder { path: path.clone(), source })?;
     }
     for mount in engine.mounts.iter().filter(|m| !m.create) {
-        std::fs::metadata(&mount.source).map_err(|source| EngineError::Folder {
-            path: mount.source.clone(),
-            source,
-        })?;
+        std::fs::metadata(&mount.source)
+            .map_err(|source| EngineError::Folder { path: mount.source.clone(), source })?;
     }
     Ok(())
 }
 
 fn devices(generation: &Generation) -> Result<(), EngineError> {
-    match generation
-        .engine
-        .devices
-        .iter()
-        .find(|path| !Path::new(path).exists())
-    {
+    match generation.engine.devices.iter().find(|path| !Path::new(path).exists()) {
         Some(path) => Err(EngineError::Device { path: path.clone() }),
         None => Ok(()),
     }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use bollard::models::{
-    ContainerCreateBody, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount,
-    MountType, ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
+    ContainerCreateBody, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount, MountType,
+    ResourcesUlimits, RestartPolicy, RestartPolicyNameEnum,
 };
 use sparklane_lane::Generation;
 
@@ -35,15 +35,7 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
     let mut argv = vec![];
     if engine.api_key_file.is_some() {
         argv.extend(
-            [
-                TOOL_IN_CONTAINER,
-                "engine",
-                "entry",
-                "--api-key-file",
-                KEY_IN_CONTAINER,
-                "--",
-            ]
-            .map(str::to_owned),
+            [TOOL_IN_CONTAINER, "engine", "entry", "--api-key-file", KEY_IN_CONTAINER, "--"].map(str::to_owned),
         );
     }
     argv.extend(engine.argv.iter().cloned());
@@ -57,13 +49,7 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
         image: Some(extra.image.clone()),
         entrypoint: Some(argv),
         cmd: Some(cmd),
-        env: Some(
-            engine
-                .env
-                .iter()
-                .map(|(name, value)| format!("{name}={value}"))
-                .collect(),
-        ),
+        env: Some(engine.env.iter().map(|(name, value)| format!("{name}={value}")).collect()),
         labels: Some(labels),
         stop_signal: Some("SIGTERM".to_owned()),
         stop_timeout: Some(i64::from(engine.stop_secs)),
@@ -84,11 +70,8 @@ fn host_config(generation: &Generation, extra: &Extra) -> HostConfig {
         path_in_container: Some(path.clone()),
         cgroup_permissions: Some("rwm".to_owned()),
     };
-    let gpus = DeviceRequest {
-        count: Some(-1),
-        capabilities: Some(vec![vec!["gpu".to_owned()]]),
-        ..DeviceRequest::default()
-    };
+    let gpus =
+        DeviceRequest { count: Some(-1), capabilities: Some(vec![vec!["gpu".to_owned()]]), ..DeviceRequest::default() };
     HostConfig {
         network_mode: Some("host".to_owned()),
         ipc_mode: Some("host".to_owned()),
@@ -97,15 +80,10 @@ fn host_config(generation: &Generation, extra: &Extra) -> HostConfig {
         device_requests: engine.gpus.then(|| vec![gpus]),
         cap_add: Some(engine.capabilities.clone()),
         ulimits: Some(engine.ulimits.iter().map(ulimit).collect()),
-        shm_size: i64::try_from(engine.shm_bytes)
-            .ok()
-            .filter(|bytes| *bytes > 0),
+        shm_size: i64::try_from(engine.shm_bytes).ok().filter(|bytes| *bytes > 0),
         oom_score_adj: engine.oom_score_adj.map(i64::from),
         // systemd restarts the unit; docker restarting the container behind its back would hide every failure.
-        restart_policy: Some(RestartPolicy {
-            name: Some(RestartPolicyNameEnum::NO),
-            maximum_retry_count: None,
-        }),
+        restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some(HashMap::from([
@@ -127,11 +105,7 @@ fn mounts(generation: &Generation, extra: &Extra) -> Vec<Mount> {
         ..Mount::default()
     };
     let engine = &generation.engine;
-    let mut all: Vec<Mount> = engine
-        .mounts
-        .iter()
-        .map(|m| bind(&m.source, &m.target, m.read_only))
-        .collect();
+    let mut all: Vec<Mount> = engine.mounts.iter().map(|m| bind(&m.source, &m.target, m.read_only)).collect();
     if let Some(key) = &engine.api_key_file {
         all.push(bind(key, KEY_IN_CONTAINER, true));
         all.push(bind(&extra.tool, TOOL_IN_CONTAINER, true));
@@ -145,11 +119,7 @@ mod tests {
     use crate::load::tests::sample;
 
     fn extra() -> Extra {
-        Extra {
-            image: "sha256:22".into(),
-            tool: "/nix/store/x/bin/sparklane".into(),
-            label: "lab-a/head".into(),
-        }
+        Extra { image: "sha256:22".into(), tool: "/nix/store/x/bin/sparklane".into(), label: "lab-a/head".into() }
     }
 
     #[test]
@@ -157,32 +127,15 @@ mod tests {
         let body = container(&sample("head"), &extra());
         assert_eq!(body.entrypoint, Some(vec!["/sparklane-sim".to_owned()]));
         let cmd = body.cmd.unwrap();
-        assert_eq!(
-            cmd[2],
-            "{\"method\":\"dspark\",\"num_speculative_tokens\":7}"
-        );
-        assert_eq!(
-            body.env,
-            Some(vec![
-                "A=1".to_owned(),
-                "NCCL_SOCKET_IFNAME=rail1".to_owned()
-            ])
-        );
+        assert_eq!(cmd[2], "{\"method\":\"dspark\",\"num_speculative_tokens\":7}");
+        assert_eq!(body.env, Some(vec!["A=1".to_owned(), "NCCL_SOCKET_IFNAME=rail1".to_owned()]));
         let host = body.host_config.unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("host"));
         assert_eq!(host.ipc_mode.as_deref(), Some("host"));
         assert_eq!(host.device_requests, None);
         assert_eq!(host.oom_score_adj, None);
-        let limits: Vec<_> = host
-            .ulimits
-            .unwrap()
-            .into_iter()
-            .map(|u| (u.name.unwrap(), u.soft.unwrap()))
-            .collect();
-        assert_eq!(
-            limits,
-            [("memlock".to_owned(), -1), ("stack".to_owned(), 67_108_864)]
-        );
+        let limits: Vec<_> = host.ulimits.unwrap().into_iter().map(|u| (u.name.unwrap(), u.soft.unwrap())).collect();
+        assert_eq!(limits, [("memlock".to_owned(), -1), ("stack".to_owned(), 67_108_864)]);
         assert_eq!(body.stop_timeout, Some(20));
     }
 
@@ -194,14 +147,8 @@ mod tests {
         generation.engine.oom_score_adj = Some(-500);
         let host = container(&generation, &extra()).host_config.unwrap();
         let request = &host.device_requests.unwrap()[0];
-        assert_eq!(
-            (request.count, request.capabilities.clone()),
-            (Some(-1), Some(vec![vec!["gpu".to_owned()]]))
-        );
-        assert_eq!(
-            host.devices.unwrap()[0].path_on_host.as_deref(),
-            Some("/dev/infiniband")
-        );
+        assert_eq!((request.count, request.capabilities.clone()), (Some(-1), Some(vec![vec!["gpu".to_owned()]])));
+        assert_eq!(host.devices.unwrap()[0].path_on_host.as_deref(), Some("/dev/infiniband"));
         assert_eq!(host.oom_score_adj, Some(-500));
     }
 
@@ -212,21 +159,11 @@ mod tests {
         let body = container(&generation, &extra());
         assert_eq!(body.entrypoint, Some(vec![TOOL_IN_CONTAINER.to_owned()]));
         let cmd = body.cmd.clone().unwrap();
-        assert_eq!(
-            cmd[..5],
-            ["engine", "entry", "--api-key-file", KEY_IN_CONTAINER, "--"]
-        );
+        assert_eq!(cmd[..5], ["engine", "entry", "--api-key-file", KEY_IN_CONTAINER, "--"]);
         assert_eq!(cmd[5], "/sparklane-sim");
-        assert!(
-            !serde_json::to_string(&body)
-                .unwrap()
-                .contains(crate::key::KEY_ENV)
-        );
+        assert!(!serde_json::to_string(&body).unwrap().contains(crate::key::KEY_ENV));
         let mounts = body.host_config.unwrap().mounts.unwrap();
         assert!(mounts.iter().all(|m| m.read_only == Some(true)));
-        assert_eq!(
-            mounts[0].source.as_deref(),
-            Some("/var/lib/sparklane/keys/api")
-        );
+        assert_eq!(mounts[0].source.as_deref(), Some("/var/lib/sparklane/keys/api"));
     }
 }

@@ -41,15 +41,13 @@ pub struct EngineState {
 /// Writes the state so that a reader sees the old or the new one. A failure is logged: the state is a courtesy.
 pub fn write(path: &Path, state: &EngineState) {
     let next = path.with_extension("json.new");
-    let written = serde_json::to_vec(state)
-        .map_err(std::io::Error::other)
-        .and_then(|bytes| {
-            if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder)?;
-            }
-            std::fs::write(&next, bytes)?;
-            std::fs::rename(&next, path)
-        });
+    let written = serde_json::to_vec(state).map_err(std::io::Error::other).and_then(|bytes| {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        std::fs::write(&next, bytes)?;
+        std::fs::rename(&next, path)
+    });
     if let Err(error) = written {
         tracing::warn!(path = %path.display(), %error, "the engine's state file could not be written");
     }

@@ -78,19 +78,10 @@ const ARGV: [&str; 4] = [
 impl UnitStates for Systemctl {
     fn state(&self, unit: &str) -> Result<UnitState, String> {
         let mut command = Command::new("systemctl");
-        command
-            .args(ARGV)
-            .arg(unit)
-            .stdin(Stdio::null())
-            .env("LC_ALL", "C");
-        let output = command
-            .output()
-            .map_err(|e| format!("systemctl cannot be run ({e})"))?;
+        command.args(ARGV).arg(unit).stdin(Stdio::null()).env("LC_ALL", "C");
+        let output = command.output().map_err(|e| format!("systemctl cannot be run ({e})"))?;
         if !output.status.success() {
-            return Err(format!(
-                "systemctl show {unit}: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            ));
+            return Err(format!("systemctl show {unit}: {}", String::from_utf8_lossy(&output.stderr).trim()));
         }
         Ok(parse(&String::from_utf8_lossy(&output.stdout)))
     }
@@ -125,15 +116,7 @@ mod tests {
         let text = "Result=exit-code\nNRestarts=2\nExecMainStatus=78\nLoadState=loaded\nActiveState=failed\n\
                     SubState=failed\nStatusText=a=b\nJob=17\nnonsense\n";
         let state = parse(text);
-        assert_eq!(
-            (
-                state.active.as_str(),
-                state.restarts,
-                state.exit_status,
-                state.job
-            ),
-            ("failed", 2, 78, true)
-        );
+        assert_eq!((state.active.as_str(), state.restarts, state.exit_status, state.job), ("failed", 2, 78, true));
         assert_eq!(state.status_text, "a=b");
         assert_eq!(state.failure(2).unwrap(), "ended with exit code 78");
     }
@@ -149,17 +132,8 @@ mod tests {
             ..UnitState::default()
         };
         assert!(looks("activating", "auto-restart", 0).failure(0).is_some());
-        assert!(
-            looks("activating", "auto-restart-queued", 0)
-                .failure(0)
-                .is_some()
-        );
-        assert!(
-            looks("activating", "start", 1)
-                .failure(0)
-                .unwrap()
-                .contains("exit code 1")
-        );
+        assert!(looks("activating", "auto-restart-queued", 0).failure(0).is_some());
+        assert!(looks("activating", "start", 1).failure(0).unwrap().contains("exit code 1"));
         assert!(looks("activating", "start", 1).failure(1).is_none());
         assert!(looks("active", "running", 0).failure(0).is_none());
     }
