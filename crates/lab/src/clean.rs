@@ -5,11 +5,11 @@ use camino::Utf8Path;
 use crate::base::remove_tree;
 use crate::error::{Result, Try};
 use crate::machine::{directory_argument, power_off};
-use crate::net;
 use crate::paths::Paths;
 use crate::process::with_argument;
 use crate::run::run;
 use crate::spec::nodes;
+use crate::{cgroup, net};
 
 /// Removes all of the lab but the caches.
 pub fn everything(paths: &Paths) -> Result<()> {
@@ -17,6 +17,9 @@ pub fn everything(paths: &Paths) -> Result<()> {
         for process in with_argument(&directory_argument(paths, node)) {
             power_off(process)?;
         }
+    }
+    for node in nodes() {
+        cgroup::remove(node.name)?;
     }
     for mount in mounts_below(paths.dir())? {
         unmount(&mount)?;
@@ -27,7 +30,8 @@ pub fn everything(paths: &Paths) -> Result<()> {
 
 /// Mount points below `dir`, the deepest first.
 pub fn mounts_below(dir: &Utf8Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string("/proc/self/mountinfo").trying(|| "read /proc/self/mountinfo".to_owned())?;
+    let text = std::fs::read_to_string("/proc/self/mountinfo")
+        .trying(|| "read /proc/self/mountinfo".to_owned())?;
     let prefix = format!("{dir}/");
     let mut mounts: Vec<String> = text
         .lines()

@@ -5,6 +5,7 @@
 //! [`Lab::reboot`] and [`Lab::kill`].
 
 mod base;
+mod cgroup;
 mod clean;
 mod error;
 mod keys;

@@ -8,5 +8,7 @@ pub mod ids;
 pub mod release;
 
 pub use generation::{Generation, Peer};
-pub use ids::{BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId};
+pub use ids::{
+    BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId,
+};
 pub use release::{Release, ReleaseNode};
