@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 pub const REFERENCE: &str = "sparklane-sim:lab";
 
 /// Where the simulator lies in the image.
-const PROGRAM: &str = "usr/local/bin/sparklane-sim";
+const PROGRAM: &str = "sparklane-sim";
 
 /// What identifies the image; `sim-image.json` beside it, from which the lab's lanes take their digests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,17 +101,23 @@ fn outer(blobs: &[&[u8]; 3], facts: &ImageFacts, layer_digest: &str) -> std::io:
     tar.into_inner()
 }
 
-/// The one layer: the simulator, also under the name `vllm`.
+/// The one layer: the simulator at `/sparklane-sim`, on PATH also as `vllm`.
 fn layer(program: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     add_dir(&mut tar, "sim/", 0o755)?;
+    add_file(&mut tar, PROGRAM, 0o755, program)?;
     add_dir(&mut tar, "tmp/", 0o1777)?;
     for dir in ["usr/", "usr/local/", "usr/local/bin/"] {
         add_dir(&mut tar, dir, 0o755)?;
     }
-    add_file(&mut tar, PROGRAM, 0o755, program)?;
-    let mut header = header(tar::EntryType::Symlink, 0o777, 0);
-    tar.append_link(&mut header, "usr/local/bin/vllm", "sparklane-sim")?;
+    for name in ["sparklane-sim", "vllm"] {
+        let path = format!("usr/local/bin/{name}");
+        tar.append_link(
+            &mut header(tar::EntryType::Symlink, 0o777, 0),
+            path,
+            "/sparklane-sim",
+        )?;
+    }
     tar.into_inner()
 }
 
