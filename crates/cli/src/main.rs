@@ -1,5 +1,6 @@
 //! The `sparklane` command: a thin clap layer over the crates, dispatched by argv[0] for the flake's apps.
 
+mod build;
 mod deploy;
 mod engine;
 mod lab;
@@ -44,6 +45,9 @@ enum Command {
     Engine(engine::Args),
     /// Rehearsal machines on this host: control, head and worker.
     Lab(lab::Args),
+    /// Build a derivation's output (run by Nix).
+    #[command(hide = true)]
+    Build(build::Args),
 }
 
 /// Names under which the flake's apps call the binary; each is the subcommand of that name.
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Txn(args) => txn::run(args),
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
+        Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {
         eprintln!("{error:?}");
