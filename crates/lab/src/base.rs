@@ -74,7 +74,7 @@ const ENABLED: &[&str] = &[
 ];
 
 /// Raise it when [`customise`] changes in a way that the tables above do not show.
-const VERSION: &str = "1";
+const VERSION: &str = "2";
 
 fn identity() -> String {
     let mut hash = Sha256::new();
@@ -128,7 +128,7 @@ pub fn ensure(paths: &Paths, say: &dyn Fn(&str)) -> Result<Utf8PathBuf> {
 
 fn customise(root: &Utf8Path) -> Result<()> {
     let chroot = |argv: &[&str]| run(&[&["chroot", root.as_str()], argv].concat());
-    // Debian has a group `operator` (37) already and no such user.
+    // Debian has a group `operator` (37) already and no such user; its Nix lets only `nix-users` talk to the daemon.
     chroot(&[
         "useradd",
         "--create-home",
