@@ -10,13 +10,7 @@ use crate::{cache, workspace};
 
 const SUITE: &str = "trixie";
 /// Packages of the release itself.
-const PACKAGES: &[&str] = &[
-    "ca-certificates",
-    "gcc",
-    "libc6-dev",
-    "gcc-aarch64-linux-gnu",
-    "libc6-dev-arm64-cross",
-];
+const PACKAGES: &[&str] = &["ca-certificates", "gcc", "libc6-dev", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"];
 /// Packages of its backports, which have a Rust new enough for this workspace.
 const BACKPORTS: &[&str] = &["rustc", "cargo", "libstd-rust-dev:arm64"];
 const LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -26,18 +20,13 @@ const VERSION: &str = "1";
 /// Builds the binary for `system` and gives back the folder that holds it.
 pub fn build(sh: &Shell, system: System) -> miette::Result<Utf8PathBuf> {
     if system != System::Aarch64 {
-        bail!(
-            "only aarch64-linux is cross-built; build {} on such a machine",
-            system.name()
-        );
+        bail!("only aarch64-linux is cross-built; build {} on such a machine", system.name());
     }
     let root = root(sh)?;
     let home = cargo_home()?;
     {
         let _dir = sh.push_dir(workspace());
-        cmd!(sh, "cargo fetch --locked --quiet")
-            .run()
-            .into_diagnostic()?;
+        cmd!(sh, "cargo fetch --locked --quiet").run().into_diagnostic()?;
     }
     let output = target_dir().join("cross");
     sh.create_dir(&output).into_diagnostic()?;
@@ -53,14 +42,7 @@ pub fn build(sh: &Shell, system: System) -> miette::Result<Utf8PathBuf> {
         format!("CC_aarch64_unknown_linux_gnu={LINKER}"),
         format!("CARGO_ENCODED_RUSTFLAGS={flags}"),
     ];
-    let script = Mounts {
-        root: &root,
-        binds: [
-            (workspace(), "/src"),
-            (&home, "/cargo"),
-            (&output, "/target"),
-        ],
-    };
+    let script = Mounts { root: &root, binds: [(workspace(), "/src"), (&home, "/cargo"), (&output, "/target")] };
     script.enter(
         sh,
         &variables,
@@ -103,17 +85,10 @@ impl Mounts<'_> {
             "--volatile=overlay".to_owned(),
             format!("--directory={root}"),
         ];
-        arguments.extend(
-            self.binds
-                .iter()
-                .map(|(from, to)| format!("--bind={from}:{to}")),
-        );
+        arguments.extend(self.binds.iter().map(|(from, to)| format!("--bind={from}:{to}")));
         arguments.extend(variables.iter().map(|v| format!("--setenv={v}")));
         let _env = sh.push_env("SYSTEMD_NSPAWN_UNIFIED_HIERARCHY", "1");
-        cmd!(sh, "systemd-nspawn {arguments...} -- {argv...}")
-            .quiet()
-            .run()
-            .into_diagnostic()
+        cmd!(sh, "systemd-nspawn {arguments...} -- {argv...}").quiet().run().into_diagnostic()
     }
 }
 
@@ -124,12 +99,7 @@ fn root(sh: &Shell) -> miette::Result<Utf8PathBuf> {
         hash.update(text);
         hash.update([0]);
     }
-    let id: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let id: String = hash.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect();
     let done = cache(&format!("cross-{id}"));
     if done.join("usr/bin/cargo").exists() {
         return Ok(done);
@@ -147,37 +117,23 @@ fn root(sh: &Shell) -> miette::Result<Utf8PathBuf> {
 
 fn make(sh: &Shell, root: &Utf8Path) -> miette::Result<()> {
     let include = format!("--include={}", PACKAGES.join(","));
-    cmd!(
-        sh,
-        "mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 {include} {SUITE} {root}"
-    )
-    .run()
-    .into_diagnostic()?;
+    cmd!(sh, "mmdebstrap --quiet --variant=apt --architectures=amd64,arm64 {include} {SUITE} {root}")
+        .run()
+        .into_diagnostic()?;
     // mmdebstrap wrote the line of the suite that it used, with this site's mirror: the backports lie beside it.
     let list = root.join("etc/apt/sources.list");
     let text = sh.read_file(&list).into_diagnostic()?;
     let suite = format!(" {SUITE} ");
-    let Some(line) = text
-        .lines()
-        .find(|l| l.starts_with("deb ") && l.contains(&suite))
-    else {
+    let Some(line) = text.lines().find(|l| l.starts_with("deb ") && l.contains(&suite)) else {
         bail!("{list} has no line for {SUITE}");
     };
     let more = line.replace(&suite, &format!(" {SUITE}-backports "));
-    sh.write_file(
-        root.join("etc/apt/sources.list.d/backports.list"),
-        more + "\n",
-    )
-    .into_diagnostic()?;
+    sh.write_file(root.join("etc/apt/sources.list.d/backports.list"), more + "\n").into_diagnostic()?;
     let _env = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
     let suite = format!("--target-release={SUITE}-backports");
-    cmd!(sh, "chroot {root} apt-get update --quiet=2")
-        .run()
-        .into_diagnostic()?;
+    cmd!(sh, "chroot {root} apt-get update --quiet=2").run().into_diagnostic()?;
     cmd!(sh, "chroot {root} apt-get install --yes --quiet=2 --no-install-recommends {suite} {BACKPORTS...}")
         .run()
         .into_diagnostic()?;
-    cmd!(sh, "chroot {root} apt-get clean")
-        .run()
-        .into_diagnostic()
+    cmd!(sh, "chroot {root} apt-get clean").run().into_diagnostic()
 }

@@ -44,8 +44,6 @@ fn workspace() -> &'static Utf8Path {
 
 /// Where `name` lies in the machine-wide cache, which outlives checkouts. `SPARKLANE_CACHE` overrides the usual place.
 fn cache(name: &str) -> Utf8PathBuf {
-    let base = std::env::var("SPARKLANE_CACHE")
-        .ok()
-        .filter(|v| !v.is_empty());
+    let base = std::env::var("SPARKLANE_CACHE").ok().filter(|v| !v.is_empty());
     Utf8PathBuf::from(base.unwrap_or_else(|| "/var/cache/sparklane".to_owned())).join(name)
 }

@@ -56,11 +56,7 @@ impl System {
 pub fn run(args: &Args) -> miette::Result<()> {
     let sh = Shell::new().into_diagnostic()?;
     packages::ensure(&sh)?;
-    let systems = if args.system.is_empty() {
-        vec![System::X86_64, System::Aarch64]
-    } else {
-        args.system.clone()
-    };
+    let systems = if args.system.is_empty() { vec![System::X86_64, System::Aarch64] } else { args.system.clone() };
     for system in systems {
         build(&sh, system).wrap_err_with(|| format!("cannot build for {}", system.name()))?;
     }
@@ -72,14 +68,8 @@ fn build(sh: &Shell, system: System) -> miette::Result<()> {
     sh.create_dir(&place).into_diagnostic()?;
     // The simulator runs in the lab only, and the lab has this host's architecture.
     let native = std::env::consts::ARCH == system.name().trim_end_matches("-linux");
-    let built = if native {
-        native_build(sh, system)?
-    } else {
-        cross::build(sh, system)?
-    };
-    let program = sh
-        .read_binary_file(built.join("sparklane"))
-        .into_diagnostic()?;
+    let built = if native { native_build(sh, system)? } else { cross::build(sh, system)? };
+    let program = sh.read_binary_file(built.join("sparklane")).into_diagnostic()?;
     check_elf(&program, system)?;
     let changed = put(&place.join("sparklane"), &program, 0o755)?;
     check_runs(sh, &place.join("sparklane"), system, native)?;
@@ -87,11 +77,7 @@ fn build(sh: &Shell, system: System) -> miette::Result<()> {
         put_image(sh, &built, &place, system)?;
     }
     let size = program.len() as f64 / 1e6;
-    eprintln!(
-        "xtask: prebuilt/{}/sparklane, {size:.1} MB{}",
-        system.name(),
-        if changed { "" } else { ", unchanged" }
-    );
+    eprintln!("xtask: prebuilt/{}/sparklane, {size:.1} MB{}", system.name(), if changed { "" } else { ", unchanged" });
     Ok(())
 }
 
@@ -111,9 +97,7 @@ pub fn cargo_home() -> miette::Result<Utf8PathBuf> {
     if let Ok(home) = std::env::var("CARGO_HOME") {
         return Ok(home.into());
     }
-    let home = std::env::var("HOME")
-        .into_diagnostic()
-        .wrap_err("neither CARGO_HOME nor HOME is set")?;
+    let home = std::env::var("HOME").into_diagnostic().wrap_err("neither CARGO_HOME nor HOME is set")?;
     Ok(Utf8PathBuf::from(home).join(".cargo"))
 }
 
@@ -125,16 +109,10 @@ pub fn target_dir() -> Utf8PathBuf {
 fn native_build(sh: &Shell, system: System) -> miette::Result<Utf8PathBuf> {
     let target = system.target();
     let _dir = sh.push_dir(workspace());
-    let _flags = sh.push_env(
-        "CARGO_ENCODED_RUSTFLAGS",
-        rust_flags(workspace().as_str(), cargo_home()?.as_str()),
-    );
-    cmd!(
-        sh,
-        "cargo build --release --locked --target {target} --package sparklane --bin sparklane"
-    )
-    .run()
-    .into_diagnostic()?;
+    let _flags = sh.push_env("CARGO_ENCODED_RUSTFLAGS", rust_flags(workspace().as_str(), cargo_home()?.as_str()));
+    cmd!(sh, "cargo build --release --locked --target {target} --package sparklane --bin sparklane")
+        .run()
+        .into_diagnostic()?;
     cmd!(sh, "cargo build --release --locked --target {target} --package sparklane-lab --bin sparklane-sim")
         .run()
         .into_diagnostic()?;
@@ -142,15 +120,9 @@ fn native_build(sh: &Shell, system: System) -> miette::Result<Utf8PathBuf> {
 }
 
 fn put_image(sh: &Shell, built: &Utf8Path, place: &Utf8Path, system: System) -> miette::Result<()> {
-    let program = sh
-        .read_binary_file(built.join("sparklane-sim"))
-        .into_diagnostic()?;
+    let program = sh.read_binary_file(built.join("sparklane-sim")).into_diagnostic()?;
     check_elf(&program, system)?;
-    let architecture = if system == System::X86_64 {
-        "amd64"
-    } else {
-        "arm64"
-    };
+    let architecture = if system == System::X86_64 { "amd64" } else { "arm64" };
     let image = sparklane_lab::sim_image::build(&program, architecture).into_diagnostic()?;
     let facts = serde_json::to_string_pretty(&image.facts).into_diagnostic()? + "\n";
     put(&place.join("sim-image.tar"), &image.tar, 0o644)?;
@@ -172,22 +144,10 @@ fn put(path: &Utf8Path, content: &[u8], mode: u32) -> miette::Result<bool> {
 
 /// Refuses a program for another machine, or one that needs a dynamic loader.
 fn check_elf(program: &[u8], system: System) -> miette::Result<()> {
-    let machine = program
-        .get(18..20)
-        .map(|b| u16::from_le_bytes([b[0], b[1]]));
-    ensure!(
-        program.starts_with(b"\x7fELF"),
-        "the program is no ELF file"
-    );
-    ensure!(
-        machine == Some(system.elf_machine()),
-        "its ELF machine is {machine:?}, not {}",
-        system.elf_machine()
-    );
-    ensure!(
-        !has_interpreter(program),
-        "it is not static: it names a loader"
-    );
+    let machine = program.get(18..20).map(|b| u16::from_le_bytes([b[0], b[1]]));
+    ensure!(program.starts_with(b"\x7fELF"), "the program is no ELF file");
+    ensure!(machine == Some(system.elf_machine()), "its ELF machine is {machine:?}, not {}", system.elf_machine());
+    ensure!(!has_interpreter(program), "it is not static: it names a loader");
     Ok(())
 }
 
@@ -195,15 +155,9 @@ fn check_elf(program: &[u8], system: System) -> miette::Result<()> {
 fn has_interpreter(program: &[u8]) -> bool {
     let number = |at: usize, len: usize| -> Option<usize> {
         let bytes = program.get(at..at + len)?;
-        Some(
-            bytes
-                .iter()
-                .rev()
-                .fold(0, |sum, b| sum << 8 | usize::from(*b)),
-        )
+        Some(bytes.iter().rev().fold(0, |sum, b| sum << 8 | usize::from(*b)))
     };
-    let (Some(start), Some(size), Some(count)) = (number(32, 8), number(54, 2), number(56, 2))
-    else {
+    let (Some(start), Some(size), Some(count)) = (number(32, 8), number(54, 2), number(56, 2)) else {
         return false;
     };
     (0..count).any(|i| number(start + i * size, 4) == Some(3))
@@ -214,9 +168,7 @@ fn check_runs(sh: &Shell, program: &Utf8Path, system: System, native: bool) -> m
         cmd!(sh, "{program} --version").read().into_diagnostic()?
     } else {
         let emulator = format!("qemu-{}-static", system.name().trim_end_matches("-linux"));
-        cmd!(sh, "{emulator} {program} --version")
-            .read()
-            .into_diagnostic()?
+        cmd!(sh, "{emulator} {program} --version").read().into_diagnostic()?
     };
     if says.starts_with("sparklane ") {
         return Ok(());
@@ -232,27 +184,9 @@ mod tests {
     fn tells_static_from_dynamic_and_machines_apart() {
         let own = std::fs::read("/proc/self/exe").unwrap();
         assert!(has_interpreter(&own), "cargo test programs are dynamic");
-        let right = if cfg!(target_arch = "x86_64") {
-            System::X86_64
-        } else {
-            System::Aarch64
-        };
-        assert!(
-            check_elf(&own, right)
-                .unwrap_err()
-                .to_string()
-                .contains("not static")
-        );
-        let wrong = if right == System::X86_64 {
-            System::Aarch64
-        } else {
-            System::X86_64
-        };
-        assert!(
-            check_elf(&own, wrong)
-                .unwrap_err()
-                .to_string()
-                .contains("ELF machine")
-        );
+        let right = if cfg!(target_arch = "x86_64") { System::X86_64 } else { System::Aarch64 };
+        assert!(check_elf(&own, right).unwrap_err().to_string().contains("not static"));
+        let wrong = if right == System::X86_64 { System::Aarch64 } else { System::X86_64 };
+        assert!(check_elf(&own, wrong).unwrap_err().to_string().contains("ELF machine"));
     }
 }

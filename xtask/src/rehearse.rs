@@ -17,19 +17,13 @@ pub struct Args {
 }
 
 /// The steps, each an app of the flake and its arguments, run on the control machine.
-const STEPS: &[&[&str]] = &[
-    &["deploy", "lab-a"],
-    &["deploy", "lab-b"],
-    &["rollback", "--to", "1"],
-];
+const STEPS: &[&[&str]] = &[&["deploy", "lab-a"], &["deploy", "lab-b"], &["rollback", "--to", "1"]];
 
 /// Runs it; the exit code is that of the first step that fails.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let sh = Shell::new().into_diagnostic()?;
     packages::ensure(&sh)?;
-    prebuilt::run(&prebuilt::Args {
-        system: vec![prebuilt::System::X86_64],
-    })?;
+    prebuilt::run(&prebuilt::Args { system: vec![prebuilt::System::X86_64] })?;
     let lab = lab_up()?;
     eprintln!("xtask: the lab is up (control, head, worker)");
     if args.no_deploy {
@@ -42,9 +36,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
             return Ok(ExitCode::from(code));
         }
     }
-    eprintln!(
-        "xtask: look around with `sparklane lab shell control`, end with `sparklane lab down`"
-    );
+    eprintln!("xtask: look around with `sparklane lab shell control`, end with `sparklane lab down`");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -55,37 +47,16 @@ pub fn lab_up() -> miette::Result<Lab> {
         prebuilt: Some(workspace().join("prebuilt")),
         state_size_mib: None,
     };
-    Lab::up(Paths::from_env(), &options, &|text| {
-        eprintln!("xtask: {text}")
-    })
-    .into_diagnostic()
-    .wrap_err("no lab")
+    Lab::up(Paths::from_env(), &options, &|text| eprintln!("xtask: {text}")).into_diagnostic().wrap_err("no lab")
 }
 
 /// Runs one of the flake's apps on the control machine, its output on ours.
 fn run_app(lab: &Lab, step: &[&str]) -> miette::Result<u8> {
-    let [app, arguments @ ..] = step else {
-        bail!("an empty step")
-    };
+    let [app, arguments @ ..] = step else { bail!("an empty step") };
     let installable = format!("path:/root/sparklane#{app}");
-    let mut argv = vec![
-        "nix",
-        "run",
-        &installable,
-        "--override-input",
-        "prebuilt",
-        "path:/root/prebuilt",
-        "--",
-    ];
+    let mut argv = vec!["nix", "run", &installable, "--override-input", "prebuilt", "path:/root/prebuilt", "--"];
     argv.extend(arguments);
     eprintln!("control# {}", argv.join(" "));
-    let status = lab
-        .command("control", &argv)
-        .into_diagnostic()?
-        .status()
-        .into_diagnostic()?;
-    Ok(status
-        .code()
-        .and_then(|c| u8::try_from(c).ok())
-        .unwrap_or(u8::MAX))
+    let status = lab.command("control", &argv).into_diagnostic()?.status().into_diagnostic()?;
+    Ok(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX))
 }

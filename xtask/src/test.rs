@@ -19,35 +19,17 @@ pub struct Args {
 type Check = fn(&Shell) -> miette::Result<()>;
 
 const CHECKS: &[(&str, Check)] = &[
-    ("format", |sh| {
-        cmd!(sh, "cargo fmt --all --check").run().into_diagnostic()
-    }),
-    ("lints", |sh| {
-        cmd!(
-            sh,
-            "cargo clippy --workspace --all-targets --locked -- -D warnings"
-        )
-        .run()
-        .into_diagnostic()
-    }),
+    ("format", |sh| cmd!(sh, "cargo fmt --all --check").run().into_diagnostic()),
+    ("lints", |sh| cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").run().into_diagnostic()),
     ("dependencies", dependencies),
-    ("unit tests", |sh| {
-        cmd!(sh, "cargo test --workspace --locked")
-            .run()
-            .into_diagnostic()
-    }),
+    ("unit tests", |sh| cmd!(sh, "cargo test --workspace --locked").run().into_diagnostic()),
 ];
 
 const LAB_CHECKS: &[(&str, Check)] = &[
     ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
     ("flake check", flake_check),
     ("lab tests", |sh| {
-        cmd!(
-            sh,
-            "cargo test --workspace --locked -- --ignored --test-threads=1"
-        )
-        .run()
-        .into_diagnostic()
+        cmd!(sh, "cargo test --workspace --locked -- --ignored --test-threads=1").run().into_diagnostic()
     }),
 ];
 
@@ -87,19 +69,11 @@ fn dependencies(sh: &Shell) -> miette::Result<()> {
     let program = root.join("bin/cargo-deny");
     if !program.exists() {
         eprintln!("xtask: building cargo-deny {VERSION} (once; some minutes)");
-        cmd!(
-            sh,
-            "cargo install --quiet --locked --version {VERSION} --root {root} cargo-deny"
-        )
-        .run()
-        .into_diagnostic()?;
+        cmd!(sh, "cargo install --quiet --locked --version {VERSION} --root {root} cargo-deny")
+            .run()
+            .into_diagnostic()?;
     }
-    cmd!(
-        sh,
-        "{program} --log-level error check bans licenses sources"
-    )
-    .run()
-    .into_diagnostic()
+    cmd!(sh, "{program} --log-level error check bans licenses sources").run().into_diagnostic()
 }
 
 /// The flake's own checks, on the lab's control machine: it has Nix, and no network but ours.

@@ -12,11 +12,7 @@ use crate::spec::{OPERATOR, PACKAGES, SUITE};
 
 /// Files of the base that are the same in every lab: path, mode, content.
 const FILES: &[(&str, u32, &str)] = &[
-    (
-        "etc/sudoers.d/operator",
-        0o440,
-        "operator ALL=(ALL:ALL) NOPASSWD: ALL\n",
-    ),
+    ("etc/sudoers.d/operator", 0o440, "operator ALL=(ALL:ALL) NOPASSWD: ALL\n"),
     (
         "etc/ssh/sshd_config.d/lab.conf",
         0o644,
@@ -34,22 +30,10 @@ const FILES: &[(&str, u32, &str)] = &[
         "127.0.0.1 localhost\n10.77.0.1 control\n10.77.0.10 head\n10.77.0.11 worker\n10.77.0.254 host\n\
          10.77.1.10 head-rail1\n10.77.1.11 worker-rail1\n10.77.2.10 head-rail2\n10.77.2.11 worker-rail2\n",
     ),
-    (
-        "etc/docker/daemon.json",
-        0o644,
-        "{\n  \"storage-driver\": \"overlay2\",\n  \"log-driver\": \"journald\"\n}\n",
-    ),
+    ("etc/docker/daemon.json", 0o644, "{\n  \"storage-driver\": \"overlay2\",\n  \"log-driver\": \"journald\"\n}\n"),
     // Restarting quickly is no reason to stop trying: tests reboot a machine often.
-    (
-        "etc/systemd/system.conf.d/lab.conf",
-        0o644,
-        "[Manager]\nDefaultTimeoutStopSec=20s\n",
-    ),
-    (
-        "etc/systemd/journald.conf.d/lab.conf",
-        0o644,
-        "[Journal]\nStorage=persistent\nRateLimitBurst=0\n",
-    ),
+    ("etc/systemd/system.conf.d/lab.conf", 0o644, "[Manager]\nDefaultTimeoutStopSec=20s\n"),
+    ("etc/systemd/journald.conf.d/lab.conf", 0o644, "[Journal]\nStorage=persistent\nRateLimitBurst=0\n"),
 ];
 
 /// Units without use in a machine that lives for minutes; they only lengthen its start.
@@ -65,13 +49,8 @@ const MASKED: &[&str] = &[
     "sshd-keygen.service",
 ];
 
-const ENABLED: &[&str] = &[
-    "systemd-networkd.service",
-    "nix-daemon.socket",
-    "ssh.service",
-    "docker.service",
-    "containerd.service",
-];
+const ENABLED: &[&str] =
+    &["systemd-networkd.service", "nix-daemon.socket", "ssh.service", "docker.service", "containerd.service"];
 
 /// Raise it when [`customise`] changes in a way that the tables above do not show.
 const VERSION: &str = "2";
@@ -82,12 +61,7 @@ fn identity() -> String {
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     };
-    for text in [VERSION, SUITE]
-        .iter()
-        .chain(PACKAGES)
-        .chain(MASKED)
-        .chain(ENABLED)
-    {
+    for text in [VERSION, SUITE].iter().chain(PACKAGES).chain(MASKED).chain(ENABLED) {
         add(text);
     }
     for (path, mode, content) in FILES {
@@ -95,11 +69,7 @@ fn identity() -> String {
         add(&format!("{mode:o}"));
         add(content);
     }
-    hash.finalize()
-        .iter()
-        .take(8)
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    hash.finalize().iter().take(8).map(|b| format!("{b:02x}")).collect()
 }
 
 /// The base of this version, made if it is not there. `say` hears before the long step.
@@ -113,14 +83,7 @@ pub fn ensure(paths: &Paths, say: &dyn Fn(&str)) -> Result<Utf8PathBuf> {
     let making = paths.cache().join(format!("base-{}.new", identity()));
     remove_tree(&making)?;
     let include = format!("--include={}", PACKAGES.join(","));
-    run(&[
-        "mmdebstrap",
-        "--quiet",
-        "--variant=minbase",
-        &include,
-        SUITE,
-        making.as_str(),
-    ])?;
+    run(&["mmdebstrap", "--quiet", "--variant=minbase", &include, SUITE, making.as_str()])?;
     customise(&making)?;
     std::fs::rename(&making, &done).trying(|| format!("rename {making}"))?;
     Ok(done)
@@ -129,15 +92,7 @@ pub fn ensure(paths: &Paths, say: &dyn Fn(&str)) -> Result<Utf8PathBuf> {
 fn customise(root: &Utf8Path) -> Result<()> {
     let chroot = |argv: &[&str]| run(&[&["chroot", root.as_str()], argv].concat());
     // Debian has a group `operator` (37) already and no such user; its Nix lets only `nix-users` talk to the daemon.
-    chroot(&[
-        "useradd",
-        "--create-home",
-        "--shell",
-        "/bin/bash",
-        "--gid",
-        OPERATOR,
-        OPERATOR,
-    ])?;
+    chroot(&["useradd", "--create-home", "--shell", "/bin/bash", "--gid", OPERATOR, OPERATOR])?;
     for (path, mode, content) in FILES {
         write(&root.join(path), *mode, content)?;
     }
@@ -146,14 +101,7 @@ fn customise(root: &Utf8Path) -> Result<()> {
             remove_file(&root.join(format!("etc/ssh/ssh_host_{kind}_key{end}")))?;
         }
     }
-    for dir in [
-        "var/log/journal",
-        "nix",
-        "var/lib/sparklane",
-        "var/lib/docker",
-        "etc/sparklane",
-        "etc/nix",
-    ] {
+    for dir in ["var/log/journal", "nix", "var/lib/sparklane", "var/lib/docker", "etc/sparklane", "etc/nix"] {
         let dir = root.join(dir);
         std::fs::create_dir_all(&dir).trying(|| format!("make {dir}"))?;
     }
@@ -168,16 +116,13 @@ pub fn write(path: &Utf8Path, mode: u32, content: &str) -> Result<()> {
         std::fs::create_dir_all(parent).trying(|| format!("make {parent}"))?;
     }
     std::fs::write(path, content).trying(|| format!("write {path}"))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-        .trying(|| format!("chmod {path}"))
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).trying(|| format!("chmod {path}"))
 }
 
 /// Removes a file that may be missing.
 pub fn remove_file(path: &Utf8Path) -> Result<()> {
     match std::fs::remove_file(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).trying(|| format!("remove {path}"))
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).trying(|| format!("remove {path}")),
         _ => Ok(()),
     }
 }
@@ -185,9 +130,7 @@ pub fn remove_file(path: &Utf8Path) -> Result<()> {
 /// Removes a folder that may be missing, with all in it.
 pub fn remove_tree(path: &Utf8Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
-            Err(e).trying(|| format!("remove {path}"))
-        }
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).trying(|| format!("remove {path}")),
         _ => Ok(()),
     }
 }

@@ -6,13 +6,11 @@ use crate::error::{Result, Try};
 
 /// Mount points of the hierarchies that systemd uses: version 2, and version 1's `name=systemd` on hybrid hosts.
 fn hierarchies() -> Result<Vec<Utf8PathBuf>> {
-    let text = std::fs::read_to_string("/proc/self/mountinfo")
-        .trying(|| "read /proc/self/mountinfo".to_owned())?;
+    let text = std::fs::read_to_string("/proc/self/mountinfo").trying(|| "read /proc/self/mountinfo".to_owned())?;
     let wanted = |line: &str| -> Option<Utf8PathBuf> {
         let (mount, kind) = line.split_once(" - ")?;
         let point = Utf8Path::new(mount.split(' ').nth(4)?);
-        let ours = kind.starts_with("cgroup2 ")
-            || (kind.starts_with("cgroup ") && kind.contains("name=systemd"));
+        let ours = kind.starts_with("cgroup2 ") || (kind.starts_with("cgroup ") && kind.contains("name=systemd"));
         (ours && point.starts_with("/sys/fs/cgroup")).then(|| point.to_owned())
     };
     Ok(text.lines().filter_map(wanted).collect())
@@ -24,28 +22,13 @@ fn group(hierarchy: &Utf8Path, node: &str) -> Utf8PathBuf {
 
 /// This process's own groups, to go back to.
 fn own_groups(hierarchies: &[Utf8PathBuf]) -> Result<Vec<Utf8PathBuf>> {
-    let text = std::fs::read_to_string("/proc/self/cgroup")
-        .trying(|| "read /proc/self/cgroup".to_owned())?;
+    let text = std::fs::read_to_string("/proc/self/cgroup").trying(|| "read /proc/self/cgroup".to_owned())?;
     let path = |controllers: &str| {
         text.lines()
-            .find_map(|l| {
-                l.split_once(':')?
-                    .1
-                    .strip_prefix(controllers)?
-                    .strip_prefix(":/")
-            })
+            .find_map(|l| l.split_once(':')?.1.strip_prefix(controllers)?.strip_prefix(":/"))
             .unwrap_or_default()
     };
-    Ok(hierarchies
-        .iter()
-        .map(|h| {
-            h.join(path(if h.ends_with("systemd") {
-                "name=systemd"
-            } else {
-                ""
-            }))
-        })
-        .collect())
+    Ok(hierarchies.iter().map(|h| h.join(path(if h.ends_with("systemd") { "name=systemd" } else { "" }))).collect())
 }
 
 fn enter(group: &Utf8Path) -> Result<()> {
@@ -81,11 +64,7 @@ pub fn remove(node: &str) -> Result<()> {
 
 /// A group's files go with its folder: only folders are removed, the deepest first.
 fn remove_groups(dir: &Utf8Path) -> Result<()> {
-    for entry in dir
-        .read_dir_utf8()
-        .trying(|| format!("list {dir}"))?
-        .flatten()
-    {
+    for entry in dir.read_dir_utf8().trying(|| format!("list {dir}"))?.flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
             remove_groups(entry.path())?;
         }

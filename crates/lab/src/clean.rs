@@ -30,8 +30,7 @@ pub fn everything(paths: &Paths) -> Result<()> {
 
 /// Mount points below `dir`, the deepest first.
 pub fn mounts_below(dir: &Utf8Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string("/proc/self/mountinfo")
-        .trying(|| "read /proc/self/mountinfo".to_owned())?;
+    let text = std::fs::read_to_string("/proc/self/mountinfo").trying(|| "read /proc/self/mountinfo".to_owned())?;
     let prefix = format!("{dir}/");
     let mut mounts: Vec<String> = text
         .lines()

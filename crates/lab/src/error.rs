@@ -24,9 +24,7 @@ pub enum LabError {
         stderr: String,
     },
     /// Programs that the lab uses are not installed.
-    #[error(
-        "not installed: {programs}. Install with: apt-get install --yes --no-install-recommends {packages}"
-    )]
+    #[error("not installed: {programs}. Install with: apt-get install --yes --no-install-recommends {packages}")]
     Missing {
         /// Names of the programs.
         programs: String,
@@ -43,9 +41,7 @@ pub enum LabError {
     #[error("no node {0:?} in the lab; nodes: control, head, worker")]
     UnknownNode(String),
     /// A name that is no link.
-    #[error(
-        "no link {0:?}; links: NODE:mgmt, NODE:rail1, NODE:rail2, NODE:rails, mgmt, rail1, rail2, rails"
-    )]
+    #[error("no link {0:?}; links: NODE:mgmt, NODE:rail1, NODE:rail2, NODE:rails, mgmt, rail1, rail2, rails")]
     UnknownLink(String),
     /// Something did not happen in time.
     #[error("{what} after {seconds} s{hint}")]
@@ -78,10 +74,7 @@ fn tail(stderr: &str) -> String {
     if lines.is_empty() {
         return String::new();
     }
-    format!(
-        ":\n  {}",
-        lines[lines.len().saturating_sub(12)..].join("\n  ")
-    )
+    format!(":\n  {}", lines[lines.len().saturating_sub(12)..].join("\n  "))
 }
 
 /// Names what was tried when an I/O call fails.
@@ -92,18 +85,12 @@ pub trait Try<T> {
 
 impl<T> Try<T> for std::io::Result<T> {
     fn trying(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|source| LabError::Io {
-            what: what(),
-            source,
-        })
+        self.map_err(|source| LabError::Io { what: what(), source })
     }
 }
 
 impl<T> Try<T> for rustix::io::Result<T> {
     fn trying(self, what: impl FnOnce() -> String) -> Result<T> {
-        self.map_err(|e| LabError::Io {
-            what: what(),
-            source: e.into(),
-        })
+        self.map_err(|e| LabError::Io { what: what(), source: e.into() })
     }
 }

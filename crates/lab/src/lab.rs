@@ -83,9 +83,7 @@ impl Lab {
 
     /// The lab that runs already.
     pub fn attach() -> Result<Self> {
-        let lab = Self {
-            paths: Paths::from_env(),
-        };
+        let lab = Self { paths: Paths::from_env() };
         match State::load(&lab.paths)? {
             Some(state) if state.complete => Ok(lab),
             _ => Err(LabError::NotUp("the lab".to_owned())),
@@ -107,9 +105,7 @@ impl Lab {
 
     fn mounted(&self) -> Result<bool> {
         let mounts = clean::mounts_below(self.paths.dir())?;
-        Ok(nodes()
-            .iter()
-            .all(|n| mounts.iter().any(|m| m == self.paths.root(n.name).as_str())))
+        Ok(nodes().iter().all(|n| mounts.iter().any(|m| m == self.paths.root(n.name).as_str())))
     }
 
     /// Makes networks, keys and folders anew.
@@ -117,16 +113,9 @@ impl Lab {
         clean::everything(&self.paths)?;
         let base = base::ensure(&self.paths, say)?;
         let dir = self.paths.dir();
-        std::fs::create_dir_all(dir).map_err(|source| LabError::Io {
-            what: format!("make {dir}"),
-            source,
-        })?;
-        let mut state = State {
-            complete: false,
-            base,
-            machines: BTreeMap::new(),
-            state_size_mib: options.state_size_mib,
-        };
+        std::fs::create_dir_all(dir).map_err(|source| LabError::Io { what: format!("make {dir}"), source })?;
+        let mut state =
+            State { complete: false, base, machines: BTreeMap::new(), state_size_mib: options.state_size_mib };
         state.save(&self.paths)?;
         net::make()?;
         for node in nodes() {
@@ -143,9 +132,7 @@ impl Lab {
     fn start_missing(&self, mut state: State) -> Result<()> {
         for node in nodes() {
             if !state.machines.get(node.name).is_some_and(|p| p.alive()) {
-                state
-                    .machines
-                    .insert(node.name.to_owned(), machine::start(&self.paths, node)?);
+                state.machines.insert(node.name.to_owned(), machine::start(&self.paths, node)?);
             }
         }
         state.save(&self.paths)?;
@@ -167,10 +154,8 @@ impl Lab {
             provision::prebuilt(from, &control)?;
             let loads: Vec<_> = nodes().into_iter().filter(|n| n.serves).collect();
             return std::thread::scope(|scope| {
-                let threads: Vec<_> = loads
-                    .iter()
-                    .map(|n| scope.spawn(|| provision::image(from, self.leader(n.name)?)))
-                    .collect();
+                let threads: Vec<_> =
+                    loads.iter().map(|n| scope.spawn(|| provision::image(from, self.leader(n.name)?))).collect();
                 threads.into_iter().try_for_each(|t| match t.join() {
                     Ok(result) => result.map(drop),
                     Err(cause) => std::panic::resume_unwind(cause),
@@ -186,12 +171,7 @@ impl Lab {
 
     fn nspawn(&self, name: &str) -> Result<Process> {
         let name = node(name)?.name;
-        let process = self
-            .state()?
-            .machines
-            .get(name)
-            .copied()
-            .filter(|p| p.alive());
+        let process = self.state()?.machines.get(name).copied().filter(|p| p.alive());
         process.ok_or_else(|| LabError::NotUp(name.to_owned()))
     }
 
@@ -210,14 +190,8 @@ impl Lab {
         if output.code == Some(0) {
             return Ok(output.stdout);
         }
-        let status = output
-            .code
-            .map_or_else(|| "a signal".to_owned(), |c| format!("exit code {c}"));
-        Err(LabError::Command {
-            command: format!("{node}: {}", argv.join(" ")),
-            status,
-            stderr: output.stderr,
-        })
+        let status = output.code.map_or_else(|| "a signal".to_owned(), |c| format!("exit code {c}"));
+        Err(LabError::Command { command: format!("{node}: {}", argv.join(" ")), status, stderr: output.stderr })
     }
 
     /// Starts `argv` in a machine with piped output and does not wait, for tests that kill it.
@@ -239,9 +213,7 @@ impl Lab {
     /// A folder of a machine's root file system, of /nix, /var/lib/docker or /var/lib/sparklane, on this host.
     #[must_use]
     pub fn bound(&self, node: &str, what: &str) -> Utf8PathBuf {
-        self.paths
-            .node(node)
-            .join(Utf8Path::new(what).file_name().unwrap_or(what))
+        self.paths.node(node).join(Utf8Path::new(what).file_name().unwrap_or(what))
     }
 
     /// Pulls cables; see [`parse_link`] for names.
@@ -300,23 +272,13 @@ impl Lab {
                     name: n.name,
                     state: process.map_or_else(|| "off".to_owned(), machine::system_state),
                     pid: process.and_then(leader).map(|p| p.pid),
-                    addresses: n
-                        .networks()
-                        .iter()
-                        .map(|net| (net.name(), n.address(*net)))
-                        .collect(),
+                    addresses: n.networks().iter().map(|net| (net.name(), n.address(*net))).collect(),
                     console: paths.console(n.name),
                 }
             })
             .collect();
-        let up = nodes
-            .iter()
-            .all(|n| matches!(n.state.as_str(), "running" | "degraded"));
-        let cut = if net::exists() {
-            net::cut_links()?
-        } else {
-            Vec::new()
-        };
+        let up = nodes.iter().all(|n| matches!(n.state.as_str(), "running" | "degraded"));
+        let cut = if net::exists() { net::cut_links()? } else { Vec::new() };
         Ok(Status { up, nodes, cut })
     }
 }

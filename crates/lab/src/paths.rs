@@ -14,11 +14,7 @@ impl Paths {
     #[must_use]
     pub fn from_env() -> Self {
         let get = |name: &str, usual: &str| {
-            std::env::var(name)
-                .ok()
-                .filter(|v| !v.is_empty())
-                .unwrap_or_else(|| usual.to_owned())
-                .into()
+            std::env::var(name).ok().filter(|v| !v.is_empty()).unwrap_or_else(|| usual.to_owned()).into()
         };
         Self {
             cache: get("SPARKLANE_LAB_CACHE", "/var/cache/sparklane/lab"),

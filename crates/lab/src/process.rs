@@ -65,9 +65,7 @@ fn all() -> Vec<i32> {
     let Ok(dir) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
-    dir.flatten()
-        .filter_map(|e| e.file_name().to_str()?.parse().ok())
-        .collect()
+    dir.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Process 1 of the machine that `nspawn` holds: its descendant that is number 1 in its own namespace.
@@ -77,10 +75,8 @@ pub fn leader(nspawn: Process) -> Option<Process> {
         return None;
     }
     let mut family = vec![nspawn.pid];
-    let parents: Vec<(i32, i32)> = all()
-        .into_iter()
-        .filter_map(|p| Some((p, stat_fields(p)?.get(1)?.parse().ok()?)))
-        .collect();
+    let parents: Vec<(i32, i32)> =
+        all().into_iter().filter_map(|p| Some((p, stat_fields(p)?.get(1)?.parse().ok()?))).collect();
     let mut next = 0;
     while next < family.len() {
         let parent = family[next];
@@ -127,23 +123,14 @@ mod tests {
     fn knows_itself_and_not_a_reused_number() {
         let me = Process::find(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(me.alive());
-        assert!(
-            !Process {
-                start_time: me.start_time + 1,
-                ..me
-            }
-            .alive()
-        );
+        assert!(!Process { start_time: me.start_time + 1, ..me }.alive());
         assert_eq!(leader(me), None);
     }
 
     #[test]
     fn finds_by_exact_argument() {
         let mark = format!("1{}", std::process::id());
-        let mut child = std::process::Command::new("sleep")
-            .arg(&mark)
-            .spawn()
-            .unwrap();
+        let mut child = std::process::Command::new("sleep").arg(&mark).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(50));
         let found = with_argument(&mark);
         assert_eq!(found.len(), 1);

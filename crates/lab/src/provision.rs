@@ -46,11 +46,7 @@ fn copy_tree(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
     for entry in from.read_dir_utf8().trying(|| format!("list {from}"))? {
         let entry = entry.trying(|| format!("list {from}"))?;
         let target = to.join(entry.file_name());
-        if entry
-            .file_type()
-            .trying(|| format!("look at {}", entry.path()))?
-            .is_dir()
-        {
+        if entry.file_type().trying(|| format!("look at {}", entry.path()))?.is_dir() {
             copy_tree(entry.path(), &target)?;
         } else {
             copy(entry.path(), &target)?;
@@ -74,28 +70,11 @@ fn copy(from: &Utf8Path, to: &Utf8Path) -> Result<()> {
 
 /// Loads the simulator's image into a machine's docker unless this very image is there. True when it was loaded.
 pub fn image(prebuilt: &Utf8Path, leader: Process) -> Result<bool> {
-    let (tar, facts) = (
-        prebuilt.join("x86_64-linux/sim-image.tar"),
-        prebuilt.join("x86_64-linux/sim-image.json"),
-    );
+    let (tar, facts) = (prebuilt.join("x86_64-linux/sim-image.tar"), prebuilt.join("x86_64-linux/sim-image.json"));
     let text = std::fs::read_to_string(&facts).trying(|| format!("read {facts}"))?;
-    let bad = |why: String| LabError::BadFile {
-        path: facts.clone(),
-        why,
-    };
-    let image: crate::sim_image::ImageFacts =
-        serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
-    let there = exec(
-        leader,
-        &[
-            "docker",
-            "image",
-            "inspect",
-            "--format={{.Id}}",
-            &image.reference,
-        ],
-        Stdio::null(),
-    )?;
+    let bad = |why: String| LabError::BadFile { path: facts.clone(), why };
+    let image: crate::sim_image::ImageFacts = serde_json::from_str(&text).map_err(|e| bad(e.to_string()))?;
+    let there = exec(leader, &["docker", "image", "inspect", "--format={{.Id}}", &image.reference], Stdio::null())?;
     if there.stdout.trim() == image.config {
         return Ok(false);
     }

@@ -17,23 +17,14 @@ pub fn run_with_input(argv: &[&str], input: Option<&str>) -> Result<String> {
         return Ok(String::new());
     };
     let mut command = Command::new(program);
-    command
-        .args(args)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command.stdin(if input.is_some() {
-        Stdio::piped()
-    } else {
-        Stdio::null()
-    });
+    command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
     let mut child = command.spawn().trying(|| format!("start {program}"))?;
     if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
         // A program that ends early closes its end; its exit code says why.
         let _ = stdin.write_all(text.as_bytes());
     }
-    let output = child
-        .wait_with_output()
-        .trying(|| format!("wait for {program}"))?;
+    let output = child.wait_with_output().trying(|| format!("wait for {program}"))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
@@ -50,10 +41,7 @@ pub fn missing_programs(programs: &[Program]) -> Vec<Program> {
     let path = std::env::var("PATH").unwrap_or_default();
     // /usr/sbin is not on every user's PATH, yet holds `ip` and `mkfs.ext4`.
     let dirs: Vec<&str> = path.split(':').chain(["/usr/sbin", "/sbin"]).collect();
-    let there = |p: &Program| {
-        dirs.iter()
-            .any(|d| std::path::Path::new(d).join(p.name).is_file())
-    };
+    let there = |p: &Program| dirs.iter().any(|d| std::path::Path::new(d).join(p.name).is_file());
     programs.iter().filter(|p| !there(p)).copied().collect()
 }
 
@@ -69,8 +57,5 @@ pub fn require(programs: &[Program]) -> Result<()> {
         names.dedup();
         names.join(" ")
     };
-    Err(LabError::Missing {
-        programs: list(|p| p.name),
-        packages: list(|p| p.package),
-    })
+    Err(LabError::Missing { programs: list(|p| p.name), packages: list(|p| p.package) })
 }

@@ -55,11 +55,7 @@ pub fn build(program: &[u8], architecture: &str) -> std::io::Result<Image> {
         "config": descriptor("application/vnd.oci.image.config.v1+json", &config),
         "layers": [descriptor("application/vnd.oci.image.layer.v1.tar", &layer)]
     }))?;
-    let facts = ImageFacts {
-        manifest: digest(&manifest),
-        config: digest(&config),
-        reference: REFERENCE.to_owned(),
-    };
+    let facts = ImageFacts { manifest: digest(&manifest), config: digest(&config), reference: REFERENCE.to_owned() };
     let tar = outer(&[&layer, &config, &manifest], &facts, &layer_digest)?;
     Ok(Image { tar, facts })
 }
@@ -83,14 +79,10 @@ fn outer(blobs: &[&[u8]; 3], facts: &ImageFacts, layer_digest: &str) -> std::io:
         "RepoTags": [REFERENCE],
         "Layers": [blob_path(layer_digest)]
     }]))?;
-    let mut files: Vec<(String, &[u8])> =
-        blobs.iter().map(|b| (blob_path(&digest(b)), *b)).collect();
+    let mut files: Vec<(String, &[u8])> = blobs.iter().map(|b| (blob_path(&digest(b)), *b)).collect();
     files.push(("index.json".to_owned(), &index));
     files.push(("manifest.json".to_owned(), &docker));
-    files.push((
-        "oci-layout".to_owned(),
-        br#"{"imageLayoutVersion":"1.0.0"}"#,
-    ));
+    files.push(("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#));
     files.sort();
     let mut tar = tar::Builder::new(Vec::new());
     add_dir(&mut tar, "blobs/", 0o755)?;
@@ -112,11 +104,7 @@ fn layer(program: &[u8]) -> std::io::Result<Vec<u8>> {
     }
     for name in ["sparklane-sim", "vllm"] {
         let path = format!("usr/local/bin/{name}");
-        tar.append_link(
-            &mut header(tar::EntryType::Symlink, 0o777, 0),
-            path,
-            "/sparklane-sim",
-        )?;
+        tar.append_link(&mut header(tar::EntryType::Symlink, 0o777, 0), path, "/sparklane-sim")?;
     }
     tar.into_inner()
 }
@@ -133,24 +121,11 @@ fn header(kind: tar::EntryType, mode: u32, size: u64) -> tar::Header {
 }
 
 fn add_dir(tar: &mut tar::Builder<Vec<u8>>, path: &str, mode: u32) -> std::io::Result<()> {
-    tar.append_data(
-        &mut header(tar::EntryType::Directory, mode, 0),
-        path,
-        std::io::empty(),
-    )
+    tar.append_data(&mut header(tar::EntryType::Directory, mode, 0), path, std::io::empty())
 }
 
-fn add_file(
-    tar: &mut tar::Builder<Vec<u8>>,
-    path: &str,
-    mode: u32,
-    content: &[u8],
-) -> std::io::Result<()> {
-    tar.append_data(
-        &mut header(tar::EntryType::Regular, mode, content.len() as u64),
-        path,
-        content,
-    )
+fn add_file(tar: &mut tar::Builder<Vec<u8>>, path: &str, mode: u32, content: &[u8]) -> std::io::Result<()> {
+    tar.append_data(&mut header(tar::EntryType::Regular, mode, content.len() as u64), path, content)
 }
 
 fn descriptor(media_type: &str, content: &[u8]) -> Value {
@@ -158,10 +133,7 @@ fn descriptor(media_type: &str, content: &[u8]) -> Value {
 }
 
 fn digest(content: &[u8]) -> String {
-    let hex: String = Sha256::digest(content)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect();
+    let hex: String = Sha256::digest(content).iter().map(|b| format!("{b:02x}")).collect();
     format!("sha256:{hex}")
 }
 
@@ -202,22 +174,15 @@ mod tests {
     fn same_program_same_bytes_and_every_digest_holds() {
         let image = build(b"program", "amd64").unwrap();
         assert_eq!(image.tar, build(b"program", "amd64").unwrap().tar);
-        assert_ne!(
-            image.facts.manifest,
-            build(b"other", "amd64").unwrap().facts.manifest
-        );
+        assert_ne!(image.facts.manifest, build(b"other", "amd64").unwrap().facts.manifest);
         let all = files(&image.tar);
         let index: Value = serde_json::from_slice(&all["index.json"]).unwrap();
         assert_eq!(index["manifests"][0]["digest"], image.facts.manifest);
-        let manifest: Value =
-            serde_json::from_slice(&all[&blob_path(&image.facts.manifest)]).unwrap();
+        let manifest: Value = serde_json::from_slice(&all[&blob_path(&image.facts.manifest)]).unwrap();
         assert_eq!(manifest["config"]["digest"], image.facts.config);
         let layer = &all[&blob_path(manifest["layers"][0]["digest"].as_str().unwrap())];
         assert_eq!(files(layer)[PROGRAM], b"program");
-        for (path, content) in all
-            .iter()
-            .filter(|(p, c)| p.starts_with("blobs/") && !c.is_empty())
-        {
+        for (path, content) in all.iter().filter(|(p, c)| p.starts_with("blobs/") && !c.is_empty()) {
             assert_eq!(*path, blob_path(&digest(content)));
         }
     }

@@ -15,42 +15,15 @@ pub struct Program {
 
 /// All programs that the lab uses.
 pub const PROGRAMS: &[Program] = &[
-    Program {
-        name: "systemd-nspawn",
-        package: "systemd-container",
-    },
-    Program {
-        name: "mmdebstrap",
-        package: "mmdebstrap",
-    },
-    Program {
-        name: "ip",
-        package: "iproute2",
-    },
-    Program {
-        name: "nsenter",
-        package: "util-linux",
-    },
-    Program {
-        name: "setsid",
-        package: "util-linux",
-    },
-    Program {
-        name: "mount",
-        package: "mount",
-    },
-    Program {
-        name: "mkfs.ext4",
-        package: "e2fsprogs",
-    },
-    Program {
-        name: "ssh-keygen",
-        package: "openssh-client",
-    },
-    Program {
-        name: "git",
-        package: "git",
-    },
+    Program { name: "systemd-nspawn", package: "systemd-container" },
+    Program { name: "mmdebstrap", package: "mmdebstrap" },
+    Program { name: "ip", package: "iproute2" },
+    Program { name: "nsenter", package: "util-linux" },
+    Program { name: "setsid", package: "util-linux" },
+    Program { name: "mount", package: "mount" },
+    Program { name: "mkfs.ext4", package: "e2fsprogs" },
+    Program { name: "ssh-keygen", package: "openssh-client" },
+    Program { name: "git", package: "git" },
 ];
 
 /// Packages in the machines, beyond Debian's `minbase`.
@@ -144,41 +117,22 @@ pub struct NodeSpec {
 #[must_use]
 pub fn nodes() -> [NodeSpec; 3] {
     [
-        NodeSpec {
-            name: "control",
-            host_number: 1,
-            serves: false,
-        },
-        NodeSpec {
-            name: "head",
-            host_number: 10,
-            serves: true,
-        },
-        NodeSpec {
-            name: "worker",
-            host_number: 11,
-            serves: true,
-        },
+        NodeSpec { name: "control", host_number: 1, serves: false },
+        NodeSpec { name: "head", host_number: 10, serves: true },
+        NodeSpec { name: "worker", host_number: 11, serves: true },
     ]
 }
 
 /// The machine called `name`.
 pub fn node(name: &str) -> Result<NodeSpec> {
-    nodes()
-        .into_iter()
-        .find(|n| n.name == name)
-        .ok_or_else(|| LabError::UnknownNode(name.to_owned()))
+    nodes().into_iter().find(|n| n.name == name).ok_or_else(|| LabError::UnknownNode(name.to_owned()))
 }
 
 impl NodeSpec {
     /// Its networks.
     #[must_use]
     pub fn networks(&self) -> &'static [Network] {
-        if self.serves {
-            &Network::ALL
-        } else {
-            &[Network::Mgmt]
-        }
+        if self.serves { &Network::ALL } else { &[Network::Mgmt] }
     }
 
     /// Its address on `network`.
@@ -212,27 +166,15 @@ pub fn parse_link(text: &str) -> Result<Vec<LinkEnd>> {
     };
     let wanted: Vec<Network> = match network {
         "rails" => vec![Network::Rail1, Network::Rail2],
-        name => Network::ALL
-            .into_iter()
-            .filter(|n| n.name() == name)
-            .collect(),
+        name => Network::ALL.into_iter().filter(|n| n.name() == name).collect(),
     };
     let ends: Vec<LinkEnd> = nodes()
         .iter()
         .filter(|n| only.is_none_or(|name| name == n.name))
-        .flat_map(|n| {
-            n.networks().iter().map(|network| LinkEnd {
-                node: n.name,
-                network: *network,
-            })
-        })
+        .flat_map(|n| n.networks().iter().map(|network| LinkEnd { node: n.name, network: *network }))
         .filter(|end| wanted.contains(&end.network))
         .collect();
-    if ends.is_empty() {
-        Err(unknown())
-    } else {
-        Ok(ends)
-    }
+    if ends.is_empty() { Err(unknown()) } else { Ok(ends) }
 }
 
 #[cfg(test)]
@@ -242,18 +184,11 @@ mod tests {
     #[test]
     fn link_names() {
         let names = |text: &str| -> Vec<String> {
-            parse_link(text)
-                .unwrap()
-                .iter()
-                .map(|e| format!("{}:{}", e.node, e.network.name()))
-                .collect()
+            parse_link(text).unwrap().iter().map(|e| format!("{}:{}", e.node, e.network.name())).collect()
         };
         assert_eq!(names("head:rail1"), ["head:rail1"]);
         assert_eq!(names("worker:rails"), ["worker:rail1", "worker:rail2"]);
-        assert_eq!(
-            names("rails"),
-            ["head:rail1", "head:rail2", "worker:rail1", "worker:rail2"]
-        );
+        assert_eq!(names("rails"), ["head:rail1", "head:rail2", "worker:rail1", "worker:rail2"]);
         assert_eq!(names("mgmt"), ["control:mgmt", "head:mgmt", "worker:mgmt"]);
         for bad in ["control:rail1", "rail3", "x:mgmt", "", "head:"] {
             assert!(parse_link(bad).is_err(), "{bad}");

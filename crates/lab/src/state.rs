@@ -32,10 +32,7 @@ impl State {
             Ok(text) => text,
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(source) => {
-                return Err(LabError::Io {
-                    what: format!("read {path}"),
-                    source,
-                });
+                return Err(LabError::Io { what: format!("read {path}"), source });
             }
         };
         // A torn record is a leftover of a killed `up`: the caller makes the lab anew.
@@ -46,10 +43,8 @@ impl State {
     pub fn save(&self, paths: &Paths) -> Result<()> {
         let path = paths.state();
         let temporary = path.with_extension("json.new");
-        let text = serde_json::to_string_pretty(self).map_err(|e| LabError::BadFile {
-            path: path.clone(),
-            why: e.to_string(),
-        })?;
+        let text = serde_json::to_string_pretty(self)
+            .map_err(|e| LabError::BadFile { path: path.clone(), why: e.to_string() })?;
         std::fs::write(&temporary, text + "\n").trying(|| format!("write {temporary}"))?;
         std::fs::rename(&temporary, &path).trying(|| format!("rename {temporary}"))
     }
@@ -69,13 +64,8 @@ impl Lock {
         let file = File::create(&path).trying(|| format!("open {path}"))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Self(file)),
-            Err(e) if e == rustix::io::Errno::WOULDBLOCK => {
-                Err(LabError::Busy(paths.dir().to_owned()))
-            }
-            Err(e) => Err(LabError::Io {
-                what: format!("lock {path}"),
-                source: e.into(),
-            }),
+            Err(e) if e == rustix::io::Errno::WOULDBLOCK => Err(LabError::Busy(paths.dir().to_owned())),
+            Err(e) => Err(LabError::Io { what: format!("lock {path}"), source: e.into() }),
         }
     }
 }

@@ -30,60 +30,30 @@ pub struct Frame {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs()
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// 16 hex digits that no other call gives.
 pub fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    let nanos = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_nanos();
-    hex(
-        &format!("{nanos} {}", COUNT.fetch_add(1, Ordering::Relaxed)),
-        8,
-    )
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    hex(&format!("{nanos} {}", COUNT.fetch_add(1, Ordering::Relaxed)), 8)
 }
 
 fn hex(text: &str, bytes: usize) -> String {
-    Sha256::digest(text)
-        .iter()
-        .take(bytes)
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    Sha256::digest(text).iter().take(bytes).map(|b| format!("{b:02x}")).collect()
 }
 
 fn fingerprint(config: &Config) -> String {
-    let parallel = if config.tensor_parallel > 1 {
-        format!("tp{}-", config.tensor_parallel)
-    } else {
-        String::new()
-    };
-    format!(
-        "vllm-0.32.0-{parallel}{}",
-        hex(&format!("{:?}", config.given), 4)
-    )
+    let parallel = if config.tensor_parallel > 1 { format!("tp{}-", config.tensor_parallel) } else { String::new() };
+    format!("vllm-0.32.0-{parallel}{}", hex(&format!("{:?}", config.given), 4))
 }
 
 impl Frame {
     /// For one request for `model`.
     pub fn new(kind: Kind, config: &Config, model: String) -> Self {
-        let prefix = if kind == Kind::Chat {
-            "chatcmpl"
-        } else {
-            "cmpl"
-        };
-        Self {
-            kind,
-            id: format!("{prefix}-{}", unique()),
-            created: now(),
-            model,
-            fingerprint: fingerprint(config),
-        }
+        let prefix = if kind == Kind::Chat { "chatcmpl" } else { "cmpl" };
+        Self { kind, id: format!("{prefix}-{}", unique()), created: now(), model, fingerprint: fingerprint(config) }
     }
 
     /// The whole answer at once.
@@ -117,11 +87,7 @@ impl Frame {
     }
 
     fn chunk(&self, choices: &Value) -> Value {
-        let object = if self.kind == Kind::Chat {
-            "chat.completion.chunk"
-        } else {
-            "text_completion"
-        };
+        let object = if self.kind == Kind::Chat { "chat.completion.chunk" } else { "text_completion" };
         json!({ "id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices })
     }
 

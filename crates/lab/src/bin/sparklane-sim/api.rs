@@ -32,8 +32,7 @@ pub const ROUTES: [(&str, &str); 8] = [
 /// Length of an answer whose request sets none.
 const NATURAL_LENGTH: u64 = 16;
 
-const ENGINE_DIED: &str =
-    "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+const ENGINE_DIED: &str = "EngineCore encountered an issue. See stack trace (above) for the root cause.";
 
 type Engines = State<Arc<Engine>>;
 /// An answer that says no.
@@ -44,26 +43,15 @@ pub fn router(engine: Arc<Engine>) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/ping", get(health).post(health))
-        .route(
-            "/load",
-            get(|| async { json_answer(StatusCode::OK, &json!({ "server_load": 0 })) }),
-        )
-        .route(
-            "/version",
-            get(|| async { json_answer(StatusCode::OK, &json!({ "version": "0.32.0" })) }),
-        )
+        .route("/load", get(|| async { json_answer(StatusCode::OK, &json!({ "server_load": 0 })) }))
+        .route("/version", get(|| async { json_answer(StatusCode::OK, &json!({ "version": "0.32.0" })) }))
         .route("/metrics", get(metrics))
         .route("/v1/models", get(models))
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(text))
-        .fallback(|| async {
-            json_answer(StatusCode::NOT_FOUND, &json!({ "detail": "Not Found" }))
-        })
+        .fallback(|| async { json_answer(StatusCode::NOT_FOUND, &json!({ "detail": "Not Found" })) })
         .method_not_allowed_fallback(|| async {
-            json_answer(
-                StatusCode::METHOD_NOT_ALLOWED,
-                &json!({ "detail": "Method Not Allowed" }),
-            )
+            json_answer(StatusCode::METHOD_NOT_ALLOWED, &json!({ "detail": "Method Not Allowed" }))
         })
         .layer(middleware::from_fn_with_state(engine.clone(), around))
         .with_state(engine)
@@ -71,15 +59,9 @@ pub fn router(engine: Arc<Engine>) -> Router {
 
 /// What holds for every answer: the key, the headers, the count and the access log.
 async fn around(State(engine): Engines, request: Request, next: Next) -> Response {
-    let (method, path) = (
-        request.method().to_string(),
-        request.uri().path().to_owned(),
-    );
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let mut answer = if path.starts_with("/v1/") && !has_key(&engine, &request) {
-        json_answer(
-            StatusCode::UNAUTHORIZED,
-            &json!({ "error": "Unauthorized" }),
-        )
+        json_answer(StatusCode::UNAUTHORIZED, &json!({ "error": "Unauthorized" }))
     } else {
         next.run(request).await
     };
@@ -87,16 +69,9 @@ async fn around(State(engine): Engines, request: Request, next: Next) -> Respons
     headers.insert(header::SERVER, HeaderValue::from_static("uvicorn"));
     headers.insert(header::VARY, HeaderValue::from_static("Origin"));
     let status = answer.status();
-    let handler = if ROUTES.iter().any(|(p, _)| *p == path) {
-        path.as_str()
-    } else {
-        "none"
-    };
+    let handler = if ROUTES.iter().any(|(p, _)| *p == path) { path.as_str() } else { "none" };
     // The server's own counters leave out the probes, as vLLM's do.
-    if !matches!(
-        handler,
-        "/health" | "/metrics" | "/ping" | "/version" | "/load"
-    ) {
+    if !matches!(handler, "/health" | "/metrics" | "/ping" | "/version" | "/load") {
         engine.metrics().answered(handler, &method, status.as_u16());
     }
     crate::log::server(&format!("\"{method} {path} HTTP/1.1\" {status}"));
@@ -105,41 +80,22 @@ async fn around(State(engine): Engines, request: Request, next: Next) -> Respons
 
 fn has_key(engine: &Engine, request: &Request) -> bool {
     let keys = &engine.config.api_keys;
-    let given = request
-        .headers()
-        .get(header::AUTHORIZATION)
-        .and_then(|v| v.to_str().ok());
+    let given = request.headers().get(header::AUTHORIZATION).and_then(|v| v.to_str().ok());
     let given = given.and_then(|v| v.strip_prefix("Bearer "));
     keys.is_empty() || given.is_some_and(|g| keys.iter().any(|k| k == g))
 }
 
 fn json_answer(status: StatusCode, body: &Value) -> Response {
-    (
-        status,
-        [(header::CONTENT_TYPE, "application/json")],
-        body.to_string(),
-    )
-        .into_response()
+    (status, [(header::CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
 async fn health(State(engine): Engines) -> StatusCode {
-    if engine.life() == Life::Dead {
-        StatusCode::SERVICE_UNAVAILABLE
-    } else {
-        StatusCode::OK
-    }
+    if engine.life() == Life::Dead { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK }
 }
 
 async fn metrics(State(engine): Engines) -> Response {
     let text = engine.metrics().render();
-    (
-        [(
-            header::CONTENT_TYPE,
-            "text/plain; version=1.0.0; charset=utf-8",
-        )],
-        text,
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=1.0.0; charset=utf-8")], text).into_response()
 }
 
 async fn models(State(engine): Engines) -> Response {
@@ -147,15 +103,11 @@ async fn models(State(engine): Engines) -> Response {
 }
 
 async fn chat(State(engine): Engines, body: Bytes) -> Response {
-    generate(engine, Kind::Chat, &body)
-        .await
-        .unwrap_or_else(|refusal| *refusal)
+    generate(engine, Kind::Chat, &body).await.unwrap_or_else(|refusal| *refusal)
 }
 
 async fn text(State(engine): Engines, body: Bytes) -> Response {
-    generate(engine, Kind::Text, &body)
-        .await
-        .unwrap_or_else(|refusal| *refusal)
+    generate(engine, Kind::Text, &body).await.unwrap_or_else(|refusal| *refusal)
 }
 
 /// What a request asks for.
@@ -175,9 +127,7 @@ fn bad_request(message: &str, kind: &str, param: &str) -> Refusal {
 
 /// Answers of a pydantic check.
 fn invalid(kind: &str, place: &str, message: &str, more: &str) -> Refusal {
-    let text = format!(
-        "1 validation error:\n  {{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', {more}}}"
-    );
+    let text = format!("1 validation error:\n  {{'type': '{kind}', 'loc': '{place}', 'msg': '{message}', {more}}}");
     bad_request(&text, "Bad Request", place)
 }
 
@@ -187,37 +137,21 @@ fn read(engine: &Engine, kind: Kind, body: &[u8]) -> Result<Ask, Refusal> {
         let more = "'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}";
         invalid("json_invalid", &place, "JSON decode error", more)
     })?;
-    let field = if kind == Kind::Chat {
-        "messages"
-    } else {
-        "prompt"
-    };
+    let field = if kind == Kind::Chat { "messages" } else { "prompt" };
     let Some(prompt) = body.get(field) else {
         let items = body.as_object().map_or(0, serde_json::Map::len);
         let more = format!("'input': '<dict of {items} items>'");
-        return Err(invalid(
-            "missing",
-            &format!("body.{field}"),
-            "Field required",
-            &more,
-        ));
+        return Err(invalid("missing", &format!("body.{field}"), "Field required", &more));
     };
     let config = &engine.config;
     let served = config.served.first().cloned().unwrap_or_default();
-    let model = body["model"]
-        .as_str()
-        .map_or_else(|| served.clone(), str::to_owned);
+    let model = body["model"].as_str().map_or_else(|| served.clone(), str::to_owned);
     if !config.served.contains(&model) {
-        let text = format!(
-            "The model `{model}` does not exist. Valid aliases: {}.",
-            config.served.join(", ")
-        );
+        let text = format!("The model `{model}` does not exist. Valid aliases: {}.", config.served.join(", "));
         let body = answer::error(&text, "NotFoundError", Some("model"), 404);
         return Err(Box::new(json_answer(StatusCode::NOT_FOUND, &body)));
     }
-    let limit = body["max_completion_tokens"]
-        .as_u64()
-        .or(body["max_tokens"].as_u64());
+    let limit = body["max_completion_tokens"].as_u64().or(body["max_tokens"].as_u64());
     if let Some(asked) = limit.filter(|l| *l > config.max_model_len) {
         let most = config.max_model_len;
         let text = format!(
@@ -226,11 +160,7 @@ fn read(engine: &Engine, kind: Kind, body: &[u8]) -> Result<Ask, Refusal> {
         );
         return Err(bad_request(&text, "BadRequestError", "max_tokens"));
     }
-    let natural = if body["ignore_eos"] == true {
-        u64::MAX
-    } else {
-        NATURAL_LENGTH
-    };
+    let natural = if body["ignore_eos"] == true { u64::MAX } else { NATURAL_LENGTH };
     Ok(Ask {
         model,
         prompt_tokens: count_words(prompt).max(1),
@@ -277,10 +207,7 @@ async fn generate(engine: Arc<Engine>, kind: Kind, body: &[u8]) -> Result<Respon
         let reason = run.finish(ask.limit.unwrap_or(u64::MAX));
         Ok::<_, Dead>(frame.full(&text, reason, (run.prompt_tokens(), run.made())))
     };
-    whole
-        .await
-        .map(|body| json_answer(StatusCode::OK, &body))
-        .map_err(|Dead| died(ENGINE_DIED))
+    whole.await.map(|body| json_answer(StatusCode::OK, &body)).map_err(|Dead| died(ENGINE_DIED))
 }
 
 /// Server-sent events. The client's going away drops the receiver, which ends the generation.
@@ -303,23 +230,14 @@ fn stream(engine: Arc<Engine>, frame: Frame, ask: Ask) -> Response {
         let event = receiver.recv().await?;
         Some((Ok::<_, Infallible>(event), receiver))
     });
-    (
-        [(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")],
-        Body::from_stream(chunks),
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, "text/event-stream; charset=utf-8")], Body::from_stream(chunks)).into_response()
 }
 
 fn event(body: &Value) -> String {
     format!("data: {body}\n\n")
 }
 
-async fn feed(
-    engine: &Arc<Engine>,
-    frame: &Frame,
-    ask: &Ask,
-    events: &mpsc::Sender<String>,
-) -> Result<(), Dead> {
+async fn feed(engine: &Arc<Engine>, frame: &Frame, ask: &Ask, events: &mpsc::Sender<String>) -> Result<(), Dead> {
     // A failed send means that the client went away; the caller ends this then.
     let send = async |body: Value| events.send(event(&body)).await.map_err(|_| Dead);
     let mut run: Run = engine.begin(ask.prompt_tokens, ask.wanted).await?;

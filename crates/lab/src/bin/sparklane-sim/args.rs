@@ -30,12 +30,8 @@ const NUMBERS: [(&str, &str); 8] = [
 ];
 
 /// Short names of flags that we look at.
-const SHORT: [(&str, &str); 4] = [
-    ("-tp", "--tensor-parallel-size"),
-    ("-pp", "--pipeline-parallel-size"),
-    ("-n", "--nnodes"),
-    ("-r", "--node-rank"),
-];
+const SHORT: [(&str, &str); 4] =
+    [("-tp", "--tensor-parallel-size"), ("-pp", "--pipeline-parallel-size"), ("-n", "--nnodes"), ("-r", "--node-rank")];
 
 /// Flags by name with their values.
 type Given = BTreeMap<String, Vec<String>>;
@@ -89,11 +85,7 @@ pub struct Config {
 
 /// The flags by name, each with its values; the model first.
 fn scan(argv: &[String]) -> Result<(Option<String>, Given), Usage> {
-    let known: BTreeMap<&str, &str> = FLAGS
-        .lines()
-        .filter_map(|l| l.split_once(' '))
-        .chain(OWN)
-        .collect();
+    let known: BTreeMap<&str, &str> = FLAGS.lines().filter_map(|l| l.split_once(' ')).chain(OWN).collect();
     let (mut model, mut given, mut unknown) = (None, Given::new(), Vec::new());
     let mut words = argv.iter().peekable();
     while let Some(word) = words.next() {
@@ -105,25 +97,15 @@ fn scan(argv: &[String]) -> Result<(Option<String>, Given), Usage> {
             }
             continue;
         }
-        let (name, value) = word
-            .split_once('=')
-            .map_or((word.as_str(), None), |(n, v)| (n, Some(v.to_owned())));
+        let (name, value) = word.split_once('=').map_or((word.as_str(), None), |(n, v)| (n, Some(v.to_owned())));
         // vLLM takes `_` for `-`, and `--compilation-config.mode` as a part of that flag's value.
         let name = name.split('.').next().unwrap_or(name);
-        let name = if name.starts_with("--") {
-            name.replace('_', "-")
-        } else {
-            name.to_owned()
-        };
+        let name = if name.starts_with("--") { name.replace('_', "-") } else { name.to_owned() };
         let Some(kind) = known.get(name.as_str()) else {
             unknown.push(word.clone());
             continue;
         };
-        let full = SHORT
-            .iter()
-            .find(|(s, _)| *s == name)
-            .map_or(name.as_str(), |(_, l)| l)
-            .to_owned();
+        let full = SHORT.iter().find(|(s, _)| *s == name).map_or(name.as_str(), |(_, l)| l).to_owned();
         let values = given.entry(full).or_default();
         match (*kind, value) {
             (_, Some(value)) => values.push(value),
@@ -136,18 +118,12 @@ fn scan(argv: &[String]) -> Result<(Option<String>, Given), Usage> {
             (_, None) => match words.next() {
                 Some(v) => values.push(v.clone()),
                 None => {
-                    return Err(serve_error(&format!(
-                        "argument {name}: expected one argument"
-                    )));
+                    return Err(serve_error(&format!("argument {name}: expected one argument")));
                 }
             },
         }
     }
-    if unknown.is_empty() {
-        Ok((model, given))
-    } else {
-        Err(unrecognised(&unknown))
-    }
+    if unknown.is_empty() { Ok((model, given)) } else { Err(unrecognised(&unknown)) }
 }
 
 fn unrecognised(words: &[String]) -> Usage {
@@ -159,9 +135,7 @@ fn unrecognised(words: &[String]) -> Usage {
 }
 
 fn serve_error(text: &str) -> Usage {
-    Usage(format!(
-        "usage: vllm serve [model_tag] [options]\nvllm serve: error: {text}"
-    ))
+    Usage(format!("usage: vllm serve [model_tag] [options]\nvllm serve: error: {text}"))
 }
 
 impl Config {
@@ -171,13 +145,10 @@ impl Config {
         let last = |name: &str| given.get(name).and_then(|v| v.last()).cloned();
         for (name, printed) in NUMBERS {
             if let Some(value) = last(name).filter(|v| v.parse::<u32>().is_err()) {
-                return Err(serve_error(&format!(
-                    "argument {printed}: invalid int value: '{value}'"
-                )));
+                return Err(serve_error(&format!("argument {printed}: invalid int value: '{value}'")));
             }
         }
-        let number =
-            |name: &str, usual: u32| last(name).and_then(|v| v.parse().ok()).unwrap_or(usual);
+        let number = |name: &str, usual: u32| last(name).and_then(|v| v.parse().ok()).unwrap_or(usual);
         let seconds = |name: &str, usual: f64| -> Result<Duration, Usage> {
             let value = last(name).map_or(Ok(usual), |v| v.parse::<f64>());
             let value = value.ok().and_then(|v| Duration::try_from_secs_f64(v).ok());
@@ -187,21 +158,10 @@ impl Config {
             u16::try_from(number(name, usual.into()))
                 .map_err(|_| serve_error(&format!("argument {name}: port out of range")))
         };
-        let fails = given
-            .get("--sim-fail")
-            .into_iter()
-            .flatten()
-            .flat_map(|v| v.split_whitespace());
-        let fails = fails
-            .map(|f| Fail::parse(f).map_err(|e| serve_error(&e)))
-            .collect::<Result<_, _>>()?;
-        let model = last("--model")
-            .or(model)
-            .unwrap_or_else(|| "Qwen/Qwen3-0.6B".to_owned());
-        let served = given
-            .get("--served-model-name")
-            .filter(|v| !v.is_empty())
-            .cloned();
+        let fails = given.get("--sim-fail").into_iter().flatten().flat_map(|v| v.split_whitespace());
+        let fails = fails.map(|f| Fail::parse(f).map_err(|e| serve_error(&e))).collect::<Result<_, _>>()?;
+        let model = last("--model").or(model).unwrap_or_else(|| "Qwen/Qwen3-0.6B".to_owned());
+        let served = given.get("--served-model-name").filter(|v| !v.is_empty()).cloned();
         let environment_key = std::env::var("VLLM_API_KEY").ok().filter(|k| !k.is_empty());
         Ok(Self {
             served: served.unwrap_or_else(|| vec![model.clone()]),
@@ -210,20 +170,12 @@ impl Config {
             port: port("--port", 8000)?,
             nodes: number("--nnodes", 1),
             rank: number("--node-rank", 0),
-            master: (
-                last("--master-addr").unwrap_or_else(|| "127.0.0.1".to_owned()),
-                port("--master-port", 29501)?,
-            ),
+            master: (last("--master-addr").unwrap_or_else(|| "127.0.0.1".to_owned()), port("--master-port", 29501)?),
             headless: given.contains_key("--headless"),
             max_num_seqs: number("--max-num-seqs", 256) as usize,
-            max_model_len: last("--max-model-len")
-                .and_then(|v| model_len(&v))
-                .unwrap_or(2048),
+            max_model_len: last("--max-model-len").and_then(|v| model_len(&v)).unwrap_or(2048),
             tensor_parallel: number("--tensor-parallel-size", 1),
-            api_keys: given
-                .get("--api-key")
-                .cloned()
-                .unwrap_or_else(|| environment_key.into_iter().collect()),
+            api_keys: given.get("--api-key").cloned().unwrap_or_else(|| environment_key.into_iter().collect()),
             shutdown_timeout: seconds("--shutdown-timeout", 0.0)?,
             load: seconds("--sim-load-secs", 0.0)?,
             stop: seconds("--sim-stop-secs", 0.3)?,
@@ -238,10 +190,7 @@ impl Config {
 /// `131072`, `128k` (thousands), `128K` (1024s), as vLLM reads it.
 fn model_len(text: &str) -> Option<u64> {
     let scale = [("k", 1000), ("K", 1024), ("m", 1_000_000), ("M", 1 << 20)];
-    match scale
-        .iter()
-        .find_map(|(end, by)| Some((text.strip_suffix(end)?, by)))
-    {
+    match scale.iter().find_map(|(end, by)| Some((text.strip_suffix(end)?, by))) {
         Some((number, by)) => Some(number.parse::<u64>().ok()? * by),
         None => text.parse().ok(),
     }
@@ -252,38 +201,24 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Config, Usage> {
-        Config::parse(
-            &text
-                .split_whitespace()
-                .map(str::to_owned)
-                .collect::<Vec<_>>(),
-        )
+        Config::parse(&text.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
     }
 
     #[test]
     fn reads_vllms_flags_in_all_their_forms() {
-        let c = parse(
-            "/m --served-model-name a b --max_num_seqs=4 -tp 2 --enforce-eager -cc.mode=none --max-model-len 8k",
-        );
+        let c =
+            parse("/m --served-model-name a b --max_num_seqs=4 -tp 2 --enforce-eager -cc.mode=none --max-model-len 8k");
         let c = c.unwrap();
-        assert_eq!(
-            (c.served, c.max_num_seqs, c.tensor_parallel),
-            (vec!["a".to_owned(), "b".to_owned()], 4, 2)
-        );
+        assert_eq!((c.served, c.max_num_seqs, c.tensor_parallel), (vec!["a".to_owned(), "b".to_owned()], 4, 2));
         assert_eq!((c.model.as_str(), c.max_model_len), ("/m", 8000));
     }
 
     #[test]
     fn refuses_as_vllm_does() {
         let usage = |text: &str| parse(text).unwrap_err().0;
-        assert!(
-            usage("/m --no-such-flag 1")
-                .ends_with("vllm: error: unrecognized arguments: --no-such-flag 1")
-        );
+        assert!(usage("/m --no-such-flag 1").ends_with("vllm: error: unrecognized arguments: --no-such-flag 1"));
         let text = usage("/m --tensor-parallel-size two");
-        assert!(text.ends_with(
-            "vllm serve: error: argument --tensor-parallel-size/-tp: invalid int value: 'two'"
-        ));
+        assert!(text.ends_with("vllm serve: error: argument --tensor-parallel-size/-tp: invalid int value: 'two'"));
         assert!(usage("/m --port").ends_with("argument --port: expected one argument"));
         assert!(usage("/m --sim-fail nonsense").contains("nonsense"));
     }

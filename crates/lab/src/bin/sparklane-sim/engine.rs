@@ -99,11 +99,7 @@ impl Engine {
         metrics.running += 1;
         metrics.prompt(prompt_tokens);
         drop(metrics);
-        let wanted = if self.fails.has(&Fail::NoTokens) {
-            0
-        } else {
-            wanted
-        };
+        let wanted = if self.fails.has(&Fail::NoTokens) { 0 } else { wanted };
         Ok(Run {
             engine: self.clone(),
             _seat: seat,
@@ -122,11 +118,7 @@ impl Engine {
         }
         tokio::time::sleep(self.config.token).await;
         let peer_died = self.fails.has(&Fail::PeerDeath);
-        let result = if peer_died {
-            Err(Dead)
-        } else {
-            self.peers.lock().await.step().await
-        };
+        let result = if peer_died { Err(Dead) } else { self.peers.lock().await.step().await };
         if result.is_err() {
             self.set_life(Life::Dead);
         }
@@ -164,8 +156,8 @@ pub struct Run {
 }
 
 const WORDS: [&str; 16] = [
-    "The", " sky", " is", " blue", " and", " the", " sea", " is", " deep", ";", " the", " answer",
-    " is", " two", " of", " four.",
+    "The", " sky", " is", " blue", " and", " the", " sea", " is", " deep", ";", " the", " answer", " is", " two",
+    " of", " four.",
 ];
 
 impl Run {
@@ -190,11 +182,7 @@ impl Run {
         let word = WORDS[usize::try_from(self.made % WORDS.len() as u64).unwrap_or_default()];
         self.made += 1;
         engine.metrics().token();
-        Ok(Some(if engine.fails.has(&Fail::Garble) {
-            "\u{fffd}\u{fffd}!"
-        } else {
-            word
-        }))
+        Ok(Some(if engine.fails.has(&Fail::Garble) { "\u{fffd}\u{fffd}!" } else { word }))
     }
 
     /// How many tokens were made.

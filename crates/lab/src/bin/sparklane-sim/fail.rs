@@ -3,14 +3,7 @@
 use std::time::Duration;
 
 /// Where in the start-up a crash can be asked for, in order.
-pub const PHASES: [&str; 6] = [
-    "start",
-    "wait-peer",
-    "load-weights",
-    "kv-cache",
-    "warmup",
-    "serving",
-];
+pub const PHASES: [&str; 6] = ["start", "wait-peer", "load-weights", "kv-cache", "warmup", "serving"];
 
 /// A way to fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,10 +31,7 @@ const EXITS: [(&str, &str); 6] = [
         "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': \
          '{model}'. Use `repo_type` argument if needed.",
     ),
-    (
-        "bad-config",
-        "OSError: It looks like the config file at '{model}/config.json' is not a valid JSON file.",
-    ),
+    ("bad-config", "OSError: It looks like the config file at '{model}/config.json' is not a valid JSON file."),
     (
         "too-long",
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n  Value error, User-specified \
@@ -68,24 +58,17 @@ const EXITS: [(&str, &str); 6] = [
 impl Fail {
     /// The mode called `text`.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (name, value) = text
-            .split_once('=')
-            .map_or((text, None), |(n, v)| (n, Some(v)));
+        let (name, value) = text.split_once('=').map_or((text, None), |(n, v)| (n, Some(v)));
         if let Some(phase) = name.strip_prefix("crash-at-") {
             let known = PHASES.iter().find(|p| **p == phase);
-            return known
-                .map(|p| Self::CrashAt(p))
-                .ok_or_else(|| format!("no phase {phase:?}; phases: {PHASES:?}"));
+            return known.map(|p| Self::CrashAt(p)).ok_or_else(|| format!("no phase {phase:?}; phases: {PHASES:?}"));
         }
         if let Some((_, line)) = EXITS.iter().find(|(mode, _)| *mode == name) {
             return Ok(Self::Exit(line));
         }
         match name {
             "slow-load" => {
-                let seconds = value
-                    .unwrap_or("60")
-                    .parse()
-                    .map_err(|_| format!("{text:?} has no number"))?;
+                let seconds = value.unwrap_or("60").parse().map_err(|_| format!("{text:?} has no number"))?;
                 Ok(Self::SlowLoad(Duration::from_secs_f64(seconds)))
             }
             "no-tokens" => Ok(Self::NoTokens),
@@ -114,9 +97,7 @@ impl Fails {
         let text = std::fs::read_to_string(&self.file).unwrap_or_default();
         let live = text.split_whitespace().filter_map(|word| {
             // A misspelt mode must not pass for health in silence.
-            Fail::parse(word)
-                .inspect_err(|e| eprintln!("sparklane-sim: {}: {e}", self.file.display()))
-                .ok()
+            Fail::parse(word).inspect_err(|e| eprintln!("sparklane-sim: {}: {e}", self.file.display())).ok()
         });
         self.fixed.iter().cloned().chain(live).collect()
     }
@@ -128,27 +109,12 @@ impl Fails {
 
     /// How much longer the load takes.
     pub fn slow(&self) -> Duration {
-        self.now()
-            .iter()
-            .map(|f| {
-                if let Fail::SlowLoad(d) = f {
-                    *d
-                } else {
-                    Duration::ZERO
-                }
-            })
-            .sum()
+        self.now().iter().map(|f| if let Fail::SlowLoad(d) = f { *d } else { Duration::ZERO }).sum()
     }
 
     /// The last lines of the start-up error that is asked for.
     pub fn exit_lines(&self) -> Option<&'static str> {
-        self.now().into_iter().find_map(|f| {
-            if let Fail::Exit(line) = f {
-                Some(line)
-            } else {
-                None
-            }
-        })
+        self.now().into_iter().find_map(|f| if let Fail::Exit(line) = f { Some(line) } else { None })
     }
 }
 
@@ -158,10 +124,7 @@ mod tests {
 
     #[test]
     fn modes() {
-        assert_eq!(
-            Fail::parse("slow-load=1.5"),
-            Ok(Fail::SlowLoad(Duration::from_millis(1500)))
-        );
+        assert_eq!(Fail::parse("slow-load=1.5"), Ok(Fail::SlowLoad(Duration::from_millis(1500))));
         assert_eq!(Fail::parse("crash-at-warmup"), Ok(Fail::CrashAt("warmup")));
         assert!(matches!(Fail::parse("missing-shard"), Ok(Fail::Exit(_))));
         for bad in ["", "crash-at-lunch", "slow-load=x", "no-token"] {

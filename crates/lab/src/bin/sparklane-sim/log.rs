@@ -30,11 +30,7 @@ impl Who {
 /// One line of vLLM's logger: `(WHO pid=N) LEVEL MM-DD HH:MM:SS [file.py:N] text`.
 fn line(who: Who, level: &str, place: &str, text: &str) -> String {
     let now = jiff::Timestamp::now().strftime("%m-%d %H:%M:%S");
-    format!(
-        "({} pid={}) {level} {now} [{place}] {text}",
-        who.name(),
-        std::process::id()
-    )
+    format!("({} pid={}) {level} {now} [{place}] {text}", who.name(), std::process::id())
 }
 
 /// A line of level INFO.

@@ -27,7 +27,8 @@ use crate::fail::{Fail, Fails};
 use crate::log::{Who, error, info, server};
 use crate::start::Ended;
 
-const HELP: &str = "sparklane-sim serve MODEL [vLLM's flags] [--sim-load-secs S] [--sim-stop-secs S] [--sim-token-ms MS] \
+const HELP: &str =
+    "sparklane-sim serve MODEL [vLLM's flags] [--sim-load-secs S] [--sim-stop-secs S] [--sim-token-ms MS] \
 [--sim-fail MODE]... [--sim-fail-file FILE]
 
 Failure modes (also read live, one or more words, from /sim/fail):
@@ -58,10 +59,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-    {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {
             eprintln!("sparklane-sim: no runtime: {e}");
@@ -76,10 +74,7 @@ fn main() -> ExitCode {
 
 /// Waits for SIGTERM or SIGINT; as process 1 of a container we get them only when we ask for them.
 async fn told_to_stop() {
-    let (Ok(mut term), Ok(mut int)) = (
-        signal(SignalKind::terminate()),
-        signal(SignalKind::interrupt()),
-    ) else {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
         return std::future::pending().await;
     };
     tokio::select! {
@@ -128,18 +123,11 @@ async fn run(config: Config) -> ExitCode {
     info(
         Who::Api,
         "entry.py:140",
-        &format!(
-            "Starting vLLM server on http://{}:{}",
-            engine.config.host, engine.config.port
-        ),
+        &format!("Starting vLLM server on http://{}:{}", engine.config.host, engine.config.port),
     );
     info(Who::Api, "launcher.py:186", "Available routes are:");
     for (path, methods) in api::ROUTES {
-        info(
-            Who::Api,
-            "launcher.py:195",
-            &format!("Route: {path}, Methods: {methods}"),
-        );
+        info(Who::Api, "launcher.py:195", &format!("Route: {path}, Methods: {methods}"));
     }
     server(&format!("Started server process [{}]", std::process::id()));
     server("Waiting for application startup.");
@@ -158,9 +146,7 @@ async fn run(config: Config) -> ExitCode {
 
 fn bind(config: &Config) -> std::io::Result<TcpSocket> {
     let address = format!("{}:{}", config.host, config.port);
-    let address = address
-        .parse()
-        .map_err(|_| std::io::Error::other(format!("{address} is no address")))?;
+    let address = address.parse().map_err(|_| std::io::Error::other(format!("{address} is no address")))?;
     let socket = TcpSocket::new_v4()?;
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
@@ -177,8 +163,7 @@ async fn crash(engine: &Arc<Engine>) {
 /// A rank has died: running requests get 500, and a second later the exit code is 0.
 async fn dead(engine: &Arc<Engine>) -> ExitCode {
     engine.set_life(Life::Dead);
-    let text =
-        "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.";
+    let text = "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor.";
     error(Who::Core, "multiproc_executor.py:315", text);
     let text = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the \
                 root cause.";
@@ -191,11 +176,7 @@ async fn dead(engine: &Arc<Engine>) -> ExitCode {
 /// SIGTERM: running requests end at once with what they have, or within `--shutdown-timeout`; the exit code is 0.
 async fn shut_down(engine: &Arc<Engine>) -> ExitCode {
     let limit = engine.config.shutdown_timeout;
-    info(
-        Who::Api,
-        "launcher.py:254",
-        "[shutdown] API server: shutdown triggered",
-    );
+    info(Who::Api, "launcher.py:254", "[shutdown] API server: shutdown triggered");
     if !limit.is_zero() {
         engine.set_life(Life::Draining);
         let drained = async {

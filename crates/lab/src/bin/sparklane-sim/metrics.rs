@@ -41,10 +41,7 @@ pub struct Finished {
 impl Metrics {
     /// Nothing counted yet.
     pub fn new(model: String) -> Self {
-        let started = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_secs_f64();
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         Self {
             model,
             started,
@@ -71,31 +68,16 @@ impl Metrics {
     /// Counts a request that ended by itself; a client that went away is counted nowhere, as in vLLM.
     pub fn finish(&mut self, request: Finished) {
         *self.finished.entry(request.reason).or_default() += 1;
-        let per_token = request
-            .total
-            .saturating_sub(request.first_token)
-            .as_secs_f64()
+        let per_token = request.total.saturating_sub(request.first_token).as_secs_f64()
             / (request.generation_tokens.max(2) - 1) as f64;
         let values = [
             ("vllm:request_prompt_tokens", request.prompt_tokens as f64),
-            (
-                "vllm:request_generation_tokens",
-                request.generation_tokens as f64,
-            ),
-            (
-                "vllm:time_to_first_token_seconds",
-                request.first_token.as_secs_f64(),
-            ),
+            ("vllm:request_generation_tokens", request.generation_tokens as f64),
+            ("vllm:time_to_first_token_seconds", request.first_token.as_secs_f64()),
             ("vllm:request_time_per_output_token_seconds", per_token),
             ("vllm:inter_token_latency_seconds", per_token),
-            (
-                "vllm:e2e_request_latency_seconds",
-                request.total.as_secs_f64(),
-            ),
-            (
-                "vllm:request_inference_time_seconds",
-                request.total.as_secs_f64(),
-            ),
+            ("vllm:e2e_request_latency_seconds", request.total.as_secs_f64()),
+            ("vllm:request_inference_time_seconds", request.total.as_secs_f64()),
         ];
         for (name, value) in values {
             self.observed.entry(name).or_default().push(value);
@@ -104,10 +86,7 @@ impl Metrics {
 
     /// Counts an answer of the HTTP server.
     pub fn answered(&mut self, handler: &str, method: &str, status: u16) {
-        *self
-            .http
-            .entry((handler.to_owned(), method.to_owned(), status / 100))
-            .or_default() += 1;
+        *self.http.entry((handler.to_owned(), method.to_owned(), status / 100)).or_default() += 1;
     }
 
     /// The exposition.
@@ -117,15 +96,8 @@ impl Metrics {
             if line.starts_with('#') {
                 out += line;
             } else if let Some((series, usual)) = line.rsplit_once(' ') {
-                let series = series.replace(
-                    "model_name=\"tiny\"",
-                    &format!("model_name=\"{}\"", self.model),
-                );
-                let _ = write!(
-                    out,
-                    "{series} {}",
-                    self.value(&series).unwrap_or_else(|| usual.to_owned())
-                );
+                let series = series.replace("model_name=\"tiny\"", &format!("model_name=\"{}\"", self.model));
+                let _ = write!(out, "{series} {}", self.value(&series).unwrap_or_else(|| usual.to_owned()));
             }
             out.push('\n');
         }
@@ -143,28 +115,19 @@ impl Metrics {
         if name.ends_with("_created") || name == "process_start_time_seconds" {
             return Some(format!("{:e}", self.started));
         }
-        let label = |wanted: &str| {
-            labels
-                .split_once(&format!("{wanted}=\""))
-                .and_then(|(_, r)| r.split('"').next())
-        };
+        let label = |wanted: &str| labels.split_once(&format!("{wanted}=\"")).and_then(|(_, r)| r.split('"').next());
         let value = match name {
             "vllm:num_requests_running" => f64::from(self.running),
             "vllm:num_requests_waiting" => f64::from(self.waiting),
-            "vllm:num_requests_waiting_by_reason" if label("reason") == Some("capacity") => {
-                f64::from(self.waiting)
-            }
-            "vllm:prompt_tokens_total" | "vllm:prefix_cache_queries_total" => {
-                self.prompt_tokens as f64
-            }
+            "vllm:num_requests_waiting_by_reason" if label("reason") == Some("capacity") => f64::from(self.waiting),
+            "vllm:prompt_tokens_total" | "vllm:prefix_cache_queries_total" => self.prompt_tokens as f64,
             "vllm:prompt_tokens_by_source_total" if label("source") == Some("local_compute") => {
                 self.prompt_tokens as f64
             }
             "vllm:generation_tokens_total" => self.generation_tokens as f64,
-            "vllm:request_success_total" => label("finished_reason")
-                .and_then(|r| self.finished.get(r))
-                .copied()
-                .unwrap_or(0) as f64,
+            "vllm:request_success_total" => {
+                label("finished_reason").and_then(|r| self.finished.get(r)).copied().unwrap_or(0) as f64
+            }
             _ => self.histogram(name, label("le"))?,
         };
         Some(format!("{value:?}"))

@@ -41,10 +41,7 @@ impl Peers {
             // Whoever connects and says nothing (a port probe) must not keep the ranks waiting.
             let hello = tokio::time::timeout(Duration::from_secs(2), stream.read_u8()).await;
             let Ok(Ok(rank)) = hello else { continue };
-            if let Some(seat) = usize::from(rank)
-                .checked_sub(1)
-                .and_then(|i| seats.get_mut(i))
-            {
+            if let Some(seat) = usize::from(rank).checked_sub(1).and_then(|i| seats.get_mut(i)) {
                 *seat = Some(stream);
             }
         }
@@ -81,11 +78,7 @@ fn listen(port: u16) -> std::io::Result<TcpListener> {
 }
 
 async fn expect(stream: &mut TcpStream, word: u8) -> Result<(), Dead> {
-    if stream.read_u8().await? == word {
-        Ok(())
-    } else {
-        Err(Dead)
-    }
+    if stream.read_u8().await? == word { Ok(()) } else { Err(Dead) }
 }
 
 /// Another rank's connection to rank 0.
@@ -105,13 +98,9 @@ impl Head {
 
     async fn try_join(master: &(String, u16), rank: u32) -> Result<Self, Dead> {
         let connect = TcpStream::connect((master.0.as_str(), master.1));
-        let mut stream = tokio::time::timeout(Duration::from_secs(2), connect)
-            .await
-            .map_err(|_| Dead)??;
+        let mut stream = tokio::time::timeout(Duration::from_secs(2), connect).await.map_err(|_| Dead)??;
         stream.set_nodelay(true)?;
-        stream
-            .write_u8(u8::try_from(rank).map_err(|_| Dead)?)
-            .await?;
+        stream.write_u8(u8::try_from(rank).map_err(|_| Dead)?).await?;
         expect(&mut stream, READY).await?;
         Ok(Self(stream))
     }

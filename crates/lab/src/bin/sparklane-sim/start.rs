@@ -13,9 +13,7 @@ pub struct Ended(pub ExitCode);
 
 impl From<Dead> for Ended {
     fn from(_: Dead) -> Self {
-        eprintln!(
-            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}"
-        );
+        eprintln!("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {{}}");
         Self(ExitCode::from(1))
     }
 }
@@ -31,28 +29,12 @@ pub fn crash(fails: &Fails, phase: &'static str) -> Result<(), Ended> {
 
 /// The lines up to the rendezvous.
 pub fn announce(config: &Config, fails: &Fails) -> Result<(), Ended> {
-    let who = if config.rank == 0 {
-        Who::Api
-    } else {
-        Who::Main
-    };
+    let who = if config.rank == 0 { Who::Api } else { Who::Main };
     if config.rank == 0 {
         info(who, "api_utils.py:347", "       █     █     █▄   ▄█");
-        info(
-            who,
-            "api_utils.py:347",
-            " ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0",
-        );
-        info(
-            who,
-            "api_utils.py:347",
-            &format!("  █▄█▀ █     █     █     █  model   {}", config.model),
-        );
-        info(
-            who,
-            "api_utils.py:286",
-            &format!("non-default args: {:?}", redacted(config)),
-        );
+        info(who, "api_utils.py:347", " ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.32.0");
+        info(who, "api_utils.py:347", &format!("  █▄█▀ █     █     █     █  model   {}", config.model));
+        info(who, "api_utils.py:286", &format!("non-default args: {:?}", redacted(config)));
     }
     crash(fails, "start")?;
     if let Some(lines) = fails.exit_lines() {
@@ -60,22 +42,11 @@ pub fn announce(config: &Config, fails: &Fails) -> Result<(), Ended> {
         eprintln!("{}", lines.replace("{model}", &config.model));
         return Err(Ended(ExitCode::from(1)));
     }
-    info(
-        who,
-        "model.py:733",
-        "Resolved architecture: SparklaneSimulator",
-    );
-    info(
-        who,
-        "model.py:2152",
-        &format!("Using max model len {}", config.max_model_len),
-    );
+    info(who, "model.py:733", "Resolved architecture: SparklaneSimulator");
+    info(who, "model.py:2152", &format!("Using max model len {}", config.max_model_len));
     let (address, port) = &config.master;
     if config.rank == 0 {
-        let text = format!(
-            "Initializing a V1 LLM engine (v0.32.0) with config: model='{}'",
-            config.model
-        );
+        let text = format!("Initializing a V1 LLM engine (v0.32.0) with config: model='{}'", config.model);
         info(Who::Core, "core.py:133", &text);
         let text = format!(
             "DP group leader: node_rank=0, node_rank_within_dp=0, master_addr={address}, mq_connect_ip={address} (local), \
@@ -105,15 +76,7 @@ fn redacted(config: &Config) -> Vec<(&String, Vec<&str>)> {
     config
         .given
         .iter()
-        .map(|(name, values)| {
-            (
-                name,
-                values
-                    .iter()
-                    .map(|v| if hide(name) { "REDACTED" } else { v.as_str() })
-                    .collect(),
-            )
-        })
+        .map(|(name, values)| (name, values.iter().map(|v| if hide(name) { "REDACTED" } else { v.as_str() }).collect()))
         .collect()
 }
 
@@ -126,11 +89,7 @@ pub async fn load(config: &Config, fails: &Fails) -> Result<(), Ended> {
          EP rank N/A, EPLB rank N/A"
     );
     info(Who::Worker, "parallel_state.py:2350", &text);
-    info(
-        worker,
-        "cpu_model_runner.py:68",
-        &format!("Starting to load model {}...", config.model),
-    );
+    info(worker, "cpu_model_runner.py:68", &format!("Starting to load model {}...", config.model));
     crash(fails, "load-weights")?;
     let weights = config.load.mul_f64(0.6) + fails.slow();
     for shard in 0..=3_u32 {
@@ -144,33 +103,20 @@ pub async fn load(config: &Config, fails: &Fails) -> Result<(), Ended> {
             tokio::time::sleep(weights / 3).await;
         }
     }
-    info(
-        worker,
-        "default_loader.py:501",
-        &format!("Loading weights took {:.2} seconds", weights.as_secs_f32()),
-    );
+    info(worker, "default_loader.py:501", &format!("Loading weights took {:.2} seconds", weights.as_secs_f32()));
     crash(fails, "kv-cache")?;
     tokio::time::sleep(config.load.mul_f64(0.2)).await;
-    info(
-        worker,
-        "cpu_worker.py:260",
-        "Explicitly set (0.06/23.54) GiB for KV cache on node 0.",
-    );
+    info(worker, "cpu_worker.py:260", "Explicitly set (0.06/23.54) GiB for KV cache on node 0.");
     if rank == 0 {
         let length = config.max_model_len;
-        let text = format!(
-            "CPU KV cache size: 131,072 tokens, Maximum concurrency for {length} tokens per request: 64.00x"
-        );
+        let text =
+            format!("CPU KV cache size: 131,072 tokens, Maximum concurrency for {length} tokens per request: 64.00x");
         info(Who::Core, "kv_cache_utils.py:2327", &text);
     }
     crash(fails, "warmup")?;
     tokio::time::sleep(config.load.mul_f64(0.2)).await;
     if !config.given.contains_key("--enforce-eager") {
-        info(
-            worker,
-            "gpu_model_runner.py:5401",
-            "Graph capturing finished in 0 secs, took 0.00 GiB",
-        );
+        info(worker, "gpu_model_runner.py:5401", "Graph capturing finished in 0 secs, took 0.00 GiB");
     }
     Ok(())
 }
@@ -178,14 +124,10 @@ pub async fn load(config: &Config, fails: &Fails) -> Result<(), Ended> {
 /// Rank 0 up to the moment it can serve.
 pub async fn head(config: &Config, fails: &Fails) -> Result<Peers, Ended> {
     announce(config, fails)?;
-    let mut peers = Peers::wait(config.master.1, config.nodes)
-        .await
-        .map_err(|e| {
-            eprintln!(
-                "torch.distributed.DistNetworkError: the server socket has failed to listen: {e}"
-            );
-            Ended(ExitCode::from(1))
-        })?;
+    let mut peers = Peers::wait(config.master.1, config.nodes).await.map_err(|e| {
+        eprintln!("torch.distributed.DistNetworkError: the server socket has failed to listen: {e}");
+        Ended(ExitCode::from(1))
+    })?;
     load(config, fails).await?;
     if peers.loaded().await.is_err() {
         error(
@@ -195,11 +137,7 @@ pub async fn head(config: &Config, fails: &Fails) -> Result<Peers, Ended> {
         );
         return Err(Dead.into());
     }
-    info(
-        Who::Core,
-        "core.py:402",
-        "init engine (profile, create kv cache, warmup model) took 0.83 s",
-    );
+    info(Who::Core, "core.py:402", "init engine (profile, create kv cache, warmup model) took 0.83 s");
     info(Who::Api, "entry.py:136", "Supported tasks: ['generate']");
     Ok(peers)
 }
