@@ -17,11 +17,23 @@ pub struct BadId {
 }
 
 macro_rules! text_id {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $check:expr) => {
+    ($(#[$doc:meta])* $name:ident, $format:literal, $what:literal, $check:expr) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
         pub struct $name(String);
+
+        impl JsonSchema for $name {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+            fn inline_schema() -> bool {
+                true
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({ "type": "string", "format": $format })
+            }
+        }
 
         impl $name {
             /// The text of the identity.
@@ -60,56 +72,68 @@ macro_rules! text_id {
     };
 }
 
-fn is_hex(text: &str, len: usize) -> bool {
-    text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+pub(crate) fn is_hex(text: &str, len: usize) -> bool {
+    text.len() == len
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// True for names that are safe as a file name, a unit instance and a host label.
 fn is_name(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && text
+            .bytes()
+            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
 text_id!(
     /// An OCI digest, `sha256:` and 64 lower-case hex digits.
     Digest,
+    "sparklane-digest",
     "a sha256 digest (sha256: and 64 hex digits)",
     |t| t.strip_prefix("sha256:").is_some_and(|h| is_hex(h, 64))
 );
 text_id!(
     /// Identity of a generation's content: 64 hex digits (design.md section 4).
     GenerationId,
+    "sparklane-generation-id",
     "a generation id (64 hex digits)",
     |t| is_hex(t, 64)
 );
 text_id!(
     /// Name of a node, as in the cluster file.
     NodeName,
+    "sparklane-node-name",
     "a node name (a-z, 0-9, -)",
     is_name
 );
 text_id!(
     /// Name of a lane.
     LaneName,
+    "sparklane-lane-name",
     "a lane name (a-z, 0-9, -)",
     is_name
 );
 text_id!(
     /// Name of a cluster.
     ClusterName,
+    "sparklane-cluster-name",
     "a cluster name (a-z, 0-9, -)",
     is_name
 );
 text_id!(
     /// One attempt to move the cluster; also the instance of `sparklane-txn@.service`.
     TxnId,
+    "sparklane-txn-id",
     "a transaction id (a-z, 0-9, -)",
     is_name
 );
 text_id!(
     /// A top-level path of the Nix store, `/nix/store/<32 base-32 characters>-<name>`.
     StorePath,
+    "sparklane-store-path",
     "a store path (/nix/store/<hash>-<name>)",
     |t| t.strip_prefix("/nix/store/").is_some_and(|r| {
         r.len() > 33
@@ -118,6 +142,23 @@ text_id!(
             && r.bytes().all(|b| b.is_ascii_alphanumeric() || b"+-._?=".contains(&b))
     })
 );
+
+/// Checks a text by the `format` that its type's schema carries. Formats that are not ours hold for any text.
+pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadId> {
+    fn parse<T: FromStr<Err = BadId>>(text: &str) -> Result<(), BadId> {
+        text.parse::<T>().map(|_| ())
+    }
+    match format {
+        "sparklane-digest" => parse::<Digest>(text),
+        "sparklane-generation-id" => parse::<GenerationId>(text),
+        "sparklane-node-name" => parse::<NodeName>(text),
+        "sparklane-lane-name" => parse::<LaneName>(text),
+        "sparklane-cluster-name" => parse::<ClusterName>(text),
+        "sparklane-txn-id" => parse::<TxnId>(text),
+        "sparklane-store-path" => parse::<StorePath>(text),
+        _ => Ok(()),
+    }
+}
 
 impl StorePath {
     /// `<hash>-<name>`, the last part of the path.
@@ -128,7 +169,9 @@ impl StorePath {
 }
 
 /// What a node is in its cluster. The head is rank 0, holds the releases and decides every transaction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Rank 0: serves the API, decides.
@@ -155,7 +198,9 @@ impl fmt::Display for Role {
 }
 
 /// A Nix system double that a node can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 pub enum System {
     /// DGX Spark.
     #[serde(rename = "aarch64-linux")]
@@ -210,8 +255,14 @@ mod tests {
         assert!("../x".parse::<NodeName>().is_err());
         assert!("".parse::<TxnId>().is_err());
         assert!("/nix/store/short-x".parse::<StorePath>().is_err());
-        assert!("/nix/store/00000000000000000000000000000000-a/b".parse::<StorePath>().is_err());
-        let ok: StorePath = "/nix/store/00000000000000000000000000000000-a".parse().unwrap();
+        assert!(
+            "/nix/store/00000000000000000000000000000000-a/b"
+                .parse::<StorePath>()
+                .is_err()
+        );
+        let ok: StorePath = "/nix/store/00000000000000000000000000000000-a"
+            .parse()
+            .unwrap();
         assert_eq!(ok.base_name(), "00000000000000000000000000000000-a");
     }
 }

@@ -200,6 +200,11 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         self.deadline.as_ref()
     }
 
+    /// The journal, for what is not the machine's business.
+    pub fn journal_mut(&mut self) -> &mut J {
+        &mut self.journal
+    }
+
     /// Carries out an order.
     ///
     /// # Errors

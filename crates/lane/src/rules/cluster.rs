@@ -1,0 +1,245 @@
+//! Rules about a cluster by itself.
+
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+use crate::cluster::{Absent, Cluster, Rail};
+use crate::ids::Role;
+use crate::problem::Problem;
+
+pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
+    ranks_count_from_the_head,
+    rails_are_usable,
+    rails_are_distinct,
+    rdma_is_everywhere,
+    releases_are_kept,
+    key_is_a_key,
+];
+
+/// A Linux interface name holds 15 bytes.
+const NETDEV_MOST: usize = 15;
+
+fn ranks_count_from_the_head(cluster: &Cluster) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let heads = cluster
+        .nodes
+        .values()
+        .filter(|n| n.role == Role::Head)
+        .count();
+    if heads != 1 {
+        problems.push(Problem::error(
+            "nodes",
+            format!("has {heads} heads, expected one"),
+        ));
+    }
+    for (expected, (name, node)) in (0u32..).zip(cluster.by_rank()) {
+        if node.rank != expected {
+            let what = format!("is {}, expected {expected}: ranks count from 0", node.rank);
+            problems.push(Problem::error(format!("nodes.{name}.rank"), what));
+        }
+        if (node.role == Role::Head) != (node.rank == 0) {
+            problems.push(Problem::error(
+                format!("nodes.{name}.role"),
+                "the head, and only the head, has rank 0",
+            ));
+        }
+    }
+    problems
+}
+
+fn rails_are_usable(cluster: &Cluster) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (at, rail) in rails(cluster) {
+        if rail.address.parse::<Ipv4Addr>().is_err() {
+            problems.push(Problem::error(
+                format!("{at}.address"),
+                format!("{:?} is not an IPv4 address", rail.address),
+            ));
+        }
+        if !(8..=30).contains(&rail.prefix) {
+            problems.push(Problem::error(
+                format!("{at}.prefix"),
+                format!("is {}, outside 8 to 30", rail.prefix),
+            ));
+        }
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if rail.netdev.is_empty()
+            || rail.netdev.len() > NETDEV_MOST
+            || !rail.netdev.chars().all(plain)
+        {
+            problems.push(Problem::error(
+                format!("{at}.netdev"),
+                format!("{:?} is no interface name", rail.netdev),
+            ));
+        }
+    }
+    problems
+}
+
+/// Two rails of a node in one subnet share one route, and half the cable idles; one rail in two subnets does not connect.
+fn rails_are_distinct(cluster: &Cluster) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut addresses = BTreeSet::new();
+    for (at, rail) in rails(cluster) {
+        if !addresses.insert(&rail.address) {
+            problems.push(Problem::error(
+                format!("{at}.address"),
+                format!("{} is used twice", rail.address),
+            ));
+        }
+    }
+    let head = cluster.head().map(|(_, node)| node);
+    for (name, node) in &cluster.nodes {
+        if node.rail1.netdev == node.rail2.netdev {
+            problems.push(Problem::error(
+                format!("nodes.{name}.rail2.netdev"),
+                "is the netdev of rail1 too",
+            ));
+        }
+        if subnet(&node.rail1).is_some_and(|s| Some(s) == subnet(&node.rail2)) {
+            problems.push(Problem::error(
+                format!("nodes.{name}.rail2.address"),
+                "is in the subnet of rail1",
+            ));
+        }
+        for (key, own, heads) in [
+            ("rail1", &node.rail1, head.map(|h| &h.rail1)),
+            ("rail2", &node.rail2, head.map(|h| &h.rail2)),
+        ] {
+            if let (Some(own), Some(heads)) = (subnet(own), heads.and_then(subnet))
+                && own != heads
+            {
+                problems.push(Problem::error(
+                    format!("nodes.{name}.{key}.address"),
+                    "is not in the head's subnet",
+                ));
+            }
+        }
+    }
+    problems
+}
+
+fn rdma_is_everywhere(cluster: &Cluster) -> Vec<Problem> {
+    let expected = cluster.has(Absent::Rdma);
+    let odd = rails(cluster).filter(|(_, rail)| rail.rdma.is_some() != expected);
+    let what = if expected {
+        "is missing"
+    } else {
+        "is set, but the cluster declares rdma absent"
+    };
+    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what))
+        .collect()
+}
+
+fn releases_are_kept(cluster: &Cluster) -> Vec<Problem> {
+    if cluster.keep_releases >= 2 {
+        return Vec::new();
+    }
+    vec![Problem::error(
+        "keepReleases",
+        format!("is {}: nothing to roll back to", cluster.keep_releases),
+    )]
+}
+
+fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
+    let bad = cluster.trusted_key.as_deref().is_some_and(|k| {
+        k.split_once(':')
+            .is_none_or(|(n, b)| n.is_empty() || b.len() != 44)
+    });
+    if !bad {
+        return Vec::new();
+    }
+    vec![Problem::error(
+        "trustedKey",
+        "is not a Nix public key (name:base64)",
+    )]
+}
+
+fn rails(cluster: &Cluster) -> impl Iterator<Item = (String, &Rail)> {
+    cluster.by_rank().into_iter().flat_map(|(name, node)| {
+        [
+            (format!("nodes.{name}.rail1"), &node.rail1),
+            (format!("nodes.{name}.rail2"), &node.rail2),
+        ]
+    })
+}
+
+fn subnet(rail: &Rail) -> Option<(u32, u8)> {
+    let address: Ipv4Addr = rail.address.parse().ok()?;
+    let host_bits = 32u32.checked_sub(u32::from(rail.prefix))?;
+    let mask = u32::MAX.checked_shl(host_bits).unwrap_or(0);
+    Some((address.to_bits() & mask, rail.prefix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{check_cluster, fixture};
+    use crate::cluster::{Cluster, Node};
+    use crate::ids::Role;
+    use crate::problem::Severity;
+
+    fn found(change: impl Fn(&mut Cluster)) -> Vec<String> {
+        let mut cluster = fixture::case().cluster;
+        change(&mut cluster);
+        let problems = check_cluster(&cluster);
+        assert!(problems.iter().all(|p| p.severity == Severity::Error));
+        problems.into_iter().map(|p| p.path).collect()
+    }
+
+    fn node<'a>(cluster: &'a mut Cluster, name: &str) -> &'a mut Node {
+        cluster.nodes.get_mut(&name.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn ranks() {
+        assert_eq!(found(|c| node(c, "worker").rank = 2), ["nodes.worker.rank"]);
+        assert_eq!(
+            found(|c| node(c, "head").role = Role::Worker),
+            ["nodes", "nodes.head.role"]
+        );
+        assert_eq!(found(|c| c.nodes.clear()), ["nodes"]);
+    }
+
+    #[test]
+    fn rails() {
+        assert_eq!(
+            found(|c| node(c, "worker").rail1.address = "10.0.1".into()),
+            ["nodes.worker.rail1.address"]
+        );
+        assert_eq!(
+            found(|c| node(c, "worker").rail1.address = "10.0.1.1".into()),
+            ["nodes.worker.rail1.address"]
+        );
+        assert_eq!(
+            found(|c| node(c, "worker").rail1.address = "10.0.9.2".into()),
+            ["nodes.worker.rail1.address"]
+        );
+        let both = |c: &mut Cluster| node(c, "worker").rail2.address = "10.0.1.3".into();
+        assert_eq!(
+            found(both),
+            ["nodes.worker.rail2.address", "nodes.worker.rail2.address"]
+        );
+        assert_eq!(
+            found(|c| node(c, "head").rail2.netdev = "rail1".into()),
+            ["nodes.head.rail2.netdev"]
+        );
+        assert_eq!(
+            found(|c| node(c, "head").rail2.netdev = "a-name-that-is-long".into()),
+            ["nodes.head.rail2.netdev"]
+        );
+        assert_eq!(
+            found(|c| node(c, "head").rail2.rdma = None),
+            ["nodes.head.rail2.rdma"]
+        );
+        assert!(
+            found(|c| node(c, "head").rail2.prefix = 40)
+                .contains(&"nodes.head.rail2.prefix".to_owned())
+        );
+    }
+
+    #[test]
+    fn the_rest() {
+        assert_eq!(found(|c| c.keep_releases = 1), ["keepReleases"]);
+        assert_eq!(found(|c| c.trusted_key = Some("x".into())), ["trustedKey"]);
+    }
+}
