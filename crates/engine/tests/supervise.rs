@@ -352,6 +352,8 @@ async fn exit_codes_are_kept_but_zero_and_usage() {
         assert_eq!(state.exit_code, Some(container));
         assert_eq!(state.cause.as_deref(), Some("a rank's process died"));
         assert!(!bench.heard("READY=1"));
+        let said = bench.heard.0.lock().unwrap().last().cloned().unwrap();
+        assert!(said.contains("code") && said.contains("a rank's process died"), "{said}");
         assert!(bench.fake.0.lock().unwrap().containers.is_empty(), "the ended container is removed");
     }
 }
