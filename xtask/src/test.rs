@@ -73,11 +73,7 @@ fn dependencies(sh: &Shell) -> miette::Result<()> {
             .run()
             .into_diagnostic()?;
     }
-<<<<<<< HEAD
-    cmd!(sh, "{program} --offline check bans licenses sources").run().into_diagnostic()
-=======
     cmd!(sh, "{program} --log-level error check bans licenses sources").run().into_diagnostic()
->>>>>>> lab
 }
 
 /// The flake's own checks, on the lab's control machine: it has Nix, and no network but ours.

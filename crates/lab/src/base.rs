@@ -91,11 +91,7 @@ pub fn ensure(paths: &Paths, say: &dyn Fn(&str)) -> Result<Utf8PathBuf> {
 
 fn customise(root: &Utf8Path) -> Result<()> {
     let chroot = |argv: &[&str]| run(&[&["chroot", root.as_str()], argv].concat());
-<<<<<<< HEAD
-    // Debian has a group `operator` (37) already and no such user.
-=======
     // Debian has a group `operator` (37) already and no such user; its Nix lets only `nix-users` talk to the daemon.
->>>>>>> lab
     chroot(&["useradd", "--create-home", "--shell", "/bin/bash", "--gid", OPERATOR, OPERATOR])?;
     for (path, mode, content) in FILES {
         write(&root.join(path), *mode, content)?;

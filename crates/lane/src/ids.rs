@@ -73,18 +73,7 @@ macro_rules! text_id {
 }
 
 pub(crate) fn is_hex(text: &str, len: usize) -> bool {
-<<<<<<< HEAD
-<<<<<<< HEAD
     text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
-=======
-    text.len() == len
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
->>>>>>> lab
-=======
-    text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
->>>>>>> engine
 }
 
 /// True for names that are safe as a file name, a unit instance and a host label.

@@ -21,17 +21,7 @@ pub mod weights;
 pub use catalog::Catalog;
 pub use cluster::Cluster;
 pub use generation::{Generation, Peer};
-<<<<<<< HEAD
-<<<<<<< HEAD
 pub use ids::{BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId};
-=======
-pub use ids::{
-    BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId,
-};
->>>>>>> lab
-=======
-pub use ids::{BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId};
->>>>>>> engine
 pub use image::ImageSpec;
 pub use lane::Lane;
 pub use release::{Release, ReleaseNode};
