@@ -21,18 +21,9 @@ impl Attrs {
     /// # Errors
     /// When there is none, or it is no JSON object.
     pub fn from_env() -> Result<Self, BuildError> {
-        let named = std::env::var("NIX_ATTRS_JSON_FILE")
-            .ok()
-            .map(Utf8PathBuf::from);
-        let beside = || {
-            std::env::var("NIX_BUILD_TOP")
-                .ok()
-                .map(|top| Utf8Path::new(&top).join(".attrs.json"))
-        };
-        let file = named
-            .filter(|f| f.exists())
-            .or_else(beside)
-            .ok_or(BuildError::NoAttrs)?;
+        let named = std::env::var("NIX_ATTRS_JSON_FILE").ok().map(Utf8PathBuf::from);
+        let beside = || std::env::var("NIX_BUILD_TOP").ok().map(|top| Utf8Path::new(&top).join(".attrs.json"));
+        let file = named.filter(|f| f.exists()).or_else(beside).ok_or(BuildError::NoAttrs)?;
         let value: Value = fs::read_json(&file)?;
         Self::from_value(value)
     }
@@ -59,9 +50,7 @@ impl Attrs {
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<&str, BuildError> {
-        self.value(name)?
-            .as_str()
-            .ok_or_else(|| bad(name, "is no text"))
+        self.value(name)?.as_str().ok_or_else(|| bad(name, "is no text"))
     }
 
     pub(crate) fn path(&self, name: &str) -> Result<&Utf8Path, BuildError> {
@@ -78,8 +67,5 @@ impl Attrs {
 }
 
 fn bad(name: &str, what: &str) -> BuildError {
-    BuildError::Attr {
-        name: name.to_owned(),
-        what: what.to_owned(),
-    }
+    BuildError::Attr { name: name.to_owned(), what: what.to_owned() }
 }

@@ -23,12 +23,7 @@ pub(crate) fn schema(attrs: &Attrs) -> Proved {
         return Err(BuildError::Failed(lines));
     }
     let sound = catalog.lanes.keys().map(|name| format!("lane {name}"));
-    let sound = sound.chain(
-        catalog
-            .clusters
-            .keys()
-            .map(|name| format!("cluster {name}")),
-    );
+    let sound = sound.chain(catalog.clusters.keys().map(|name| format!("cluster {name}")));
     Ok(sound.chain(lines).collect())
 }
 
@@ -38,16 +33,13 @@ pub(crate) fn golden(attrs: &Attrs) -> Proved {
     let compare = |generation: &Generation, _: &Utf8Path| {
         let stem = format!("{}-{}", generation.lane, generation.role);
         let mut breaches = Vec::new();
-        for (kind, ours) in [
-            ("argv", serde_json::json!(generation.engine.argv)),
-            ("env", serde_json::json!(generation.engine.env)),
-        ] {
+        for (kind, ours) in
+            [("argv", serde_json::json!(generation.engine.argv)), ("env", serde_json::json!(generation.engine.env))]
+        {
             let file = folder.join(format!("{stem}.{kind}.json"));
             match fs::read_json::<Value>(&file) {
                 Ok(golden) if golden == ours => {}
-                Ok(golden) => {
-                    breaches.push(format!("{stem}.{kind}.json: is {golden}, rendered {ours}"))
-                }
+                Ok(golden) => breaches.push(format!("{stem}.{kind}.json: is {golden}, rendered {ours}")),
                 Err(e) => breaches.push(e.to_string()),
             }
         }
@@ -70,21 +62,9 @@ pub(crate) fn determinism(attrs: &Attrs) -> Proved {
             breaches.push(format!("{name}: both builds are one store path"));
         }
         let (a, b) = (fingerprint(&first)?, fingerprint(second)?);
-        let differing: Vec<_> = a
-            .iter()
-            .filter(|(path, print)| b.get(*path) != Some(print))
-            .map(|(p, _)| p)
-            .collect();
-        breaches.extend(
-            differing
-                .iter()
-                .map(|path| format!("{name}: {path} differs")),
-        );
-        breaches.extend(
-            b.keys()
-                .filter(|path| !a.contains_key(*path))
-                .map(|path| format!("{name}: {path} differs")),
-        );
+        let differing: Vec<_> = a.iter().filter(|(path, print)| b.get(*path) != Some(print)).map(|(p, _)| p).collect();
+        breaches.extend(differing.iter().map(|path| format!("{name}: {path} differs")));
+        breaches.extend(b.keys().filter(|path| !a.contains_key(*path)).map(|path| format!("{name}: {path} differs")));
         proved.push(format!("{name}: {} entries alike", a.len()));
     }
     verdict(proved, breaches)
@@ -106,10 +86,7 @@ pub(crate) fn elf(attrs: &Attrs) -> Proved {
             };
             programs += 1;
             if machine != generation.system.elf_machine() {
-                breaches.push(format!(
-                    "{path} is for ELF machine {machine}, the node is {}",
-                    generation.system
-                ));
+                breaches.push(format!("{path} is for ELF machine {machine}, the node is {}", generation.system));
             }
             if elf_file::wants_loader(&bytes) {
                 breaches.push(format!("{path} is not static"));
@@ -150,19 +127,9 @@ pub(crate) fn deploy_rs(attrs: &Attrs) -> Proved {
     let nodes: BTreeMap<String, Map<String, Value>> = attrs.read("nodes")?;
     let mut breaches = Vec::new();
     for (name, node) in &nodes {
-        breaches.extend(
-            deploy_node(node)
-                .into_iter()
-                .map(|what| format!("deploy.nodes.{name}{what}")),
-        );
+        breaches.extend(deploy_node(node).into_iter().map(|what| format!("deploy.nodes.{name}{what}")));
     }
-    verdict(
-        nodes
-            .keys()
-            .map(|name| format!("deploy.nodes.{name}"))
-            .collect(),
-        breaches,
-    )
+    verdict(nodes.keys().map(|name| format!("deploy.nodes.{name}")).collect(), breaches)
 }
 
 fn deploy_node(node: &Map<String, Value>) -> Vec<String> {
@@ -172,32 +139,16 @@ fn deploy_node(node: &Map<String, Value>) -> Vec<String> {
             breaches.push(format!("{at}: {what}"));
         }
     };
-    expect(
-        "",
-        node.keys().all(|k| k == "hostname" || k == "profiles"),
-        "has unknown keys",
-    );
-    expect(
-        ".hostname",
-        node.get("hostname").is_some_and(Value::is_string),
-        "is no text",
-    );
-    let profile = node
-        .get("profiles")
-        .and_then(|p| p.get("sparklane"))
-        .and_then(Value::as_object);
+    expect("", node.keys().all(|k| k == "hostname" || k == "profiles"), "has unknown keys");
+    expect(".hostname", node.get("hostname").is_some_and(Value::is_string), "is no text");
+    let profile = node.get("profiles").and_then(|p| p.get("sparklane")).and_then(Value::as_object);
     let Some(profile) = profile else {
         expect(".profiles.sparklane", false, "is missing");
         return breaches;
     };
     let text = |key: &str| profile.get(key).and_then(Value::as_str).unwrap_or_default();
     // deploy-rs reads its times as 16-bit numbers and dies on larger ones.
-    let seconds = |key: &str| {
-        profile
-            .get(key)
-            .and_then(Value::as_u64)
-            .is_some_and(|s| (1..=65_535).contains(&s))
-    };
+    let seconds = |key: &str| profile.get(key).and_then(Value::as_u64).is_some_and(|s| (1..=65_535).contains(&s));
     const KEYS: [&str; 10] = [
         "path",
         "user",
@@ -211,79 +162,38 @@ fn deploy_node(node: &Map<String, Value>) -> Vec<String> {
         "magicRollback",
     ];
     let at = ".profiles.sparklane";
+    expect(at, profile.keys().all(|k| KEYS.contains(&k.as_str())), "has unknown keys");
+    expect(at, KEYS.iter().all(|k| profile.contains_key(*k)), "lacks keys");
+    expect(at, text("user") == "root" && !text("sshUser").is_empty(), "user or sshUser is wrong");
+    expect(at, text("profilePath") == "/nix/var/nix/profiles/sparklane", "profilePath is wrong");
+    expect(at, text("tempPath") == "/run", "tempPath is not /run, which exists and only root can write");
+    expect(at, seconds("activationTimeout") && seconds("confirmTimeout"), "a time is outside 1 to 65535");
     expect(
         at,
-        profile.keys().all(|k| KEYS.contains(&k.as_str())),
-        "has unknown keys",
-    );
-    expect(
-        at,
-        KEYS.iter().all(|k| profile.contains_key(*k)),
-        "lacks keys",
-    );
-    expect(
-        at,
-        text("user") == "root" && !text("sshUser").is_empty(),
-        "user or sshUser is wrong",
-    );
-    expect(
-        at,
-        text("profilePath") == "/nix/var/nix/profiles/sparklane",
-        "profilePath is wrong",
-    );
-    expect(
-        at,
-        text("tempPath") == "/run",
-        "tempPath is not /run, which exists and only root can write",
-    );
-    expect(
-        at,
-        seconds("activationTimeout") && seconds("confirmTimeout"),
-        "a time is outside 1 to 65535",
-    );
-    expect(
-        at,
-        ["autoRollback", "magicRollback"]
-            .iter()
-            .all(|k| profile.get(*k) == Some(&Value::Bool(true))),
+        ["autoRollback", "magicRollback"].iter().all(|k| profile.get(*k) == Some(&Value::Bool(true))),
         "rollback is off",
     );
     let path = Utf8Path::new(text("path"));
     for name in ["activate-rs", "deploy-rs-activate"] {
-        expect(
-            at,
-            path.join(name).is_file(),
-            &format!("path has no {name}"),
-        );
+        expect(at, path.join(name).is_file(), &format!("path has no {name}"));
     }
     breaches
 }
 
 /// Runs a check over every generation; breaches carry its name.
-fn each(
-    attrs: &Attrs,
-    check: impl Fn(&Generation, &Utf8Path) -> Result<Vec<String>, BuildError>,
-) -> Proved {
+fn each(attrs: &Attrs, check: impl Fn(&Generation, &Utf8Path) -> Result<Vec<String>, BuildError>) -> Proved {
     let mut breaches = Vec::new();
     let mut proved = Vec::new();
     for (name, root) in attrs.paths("generations")? {
         let generation: Generation = fs::read_json(&root.join("generation.json"))?;
-        breaches.extend(
-            check(&generation, &root)?
-                .into_iter()
-                .map(|what| format!("{name}: {what}")),
-        );
+        breaches.extend(check(&generation, &root)?.into_iter().map(|what| format!("{name}: {what}")));
         proved.push(name);
     }
     verdict(proved, breaches)
 }
 
 fn verdict(proved: Vec<String>, breaches: Vec<String>) -> Proved {
-    if breaches.is_empty() {
-        Ok(proved)
-    } else {
-        Err(BuildError::Failed(breaches))
-    }
+    if breaches.is_empty() { Ok(proved) } else { Err(BuildError::Failed(breaches)) }
 }
 
 /// What identifies each entry of a tree; a relative link by its text, a link into the store by its text too.

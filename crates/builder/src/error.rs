@@ -6,9 +6,7 @@ use camino::Utf8PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// Not run by Nix, or without structured attributes.
-    #[error(
-        "no attributes: neither NIX_ATTRS_JSON_FILE nor NIX_BUILD_TOP is set (this command is for Nix)"
-    )]
+    #[error("no attributes: neither NIX_ATTRS_JSON_FILE nor NIX_BUILD_TOP is set (this command is for Nix)")]
     NoAttrs,
     /// An attribute is missing or has another shape.
     #[error("attribute {name}: {what}")]

@@ -17,10 +17,7 @@ pub(crate) fn read(path: &Utf8Path) -> Result<Vec<u8>, BuildError> {
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Utf8Path) -> Result<T, BuildError> {
-    serde_json::from_slice(&read(path)?).map_err(|source| BuildError::Json {
-        path: path.to_owned(),
-        source,
-    })
+    serde_json::from_slice(&read(path)?).map_err(|source| BuildError::Json { path: path.to_owned(), source })
 }
 
 /// Writes a file below folders that are made when missing.
@@ -63,12 +60,7 @@ pub(crate) fn tree(root: &Utf8Path) -> Result<Vec<(Utf8PathBuf, Entry)>, BuildEr
                 found.push((below, Entry::Link { target }));
             } else {
                 let mode = entry.metadata().map_err(at(path))?.permissions().mode();
-                found.push((
-                    below,
-                    Entry::File {
-                        executable: mode & 0o111 != 0,
-                    },
-                ));
+                found.push((below, Entry::File { executable: mode & 0o111 != 0 }));
             }
         }
     }

@@ -58,10 +58,7 @@ impl What {
     /// The kind of a name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, what)| *what)
+        Self::ALL.iter().find(|(n, _)| *n == name).map(|(_, what)| *what)
     }
 }
 
@@ -87,9 +84,7 @@ pub fn build(what: What, attrs: &Attrs) -> Result<(), BuildError> {
 /// A check's output lists what was proved.
 fn report(proved: Vec<String>, out: &Utf8Path) -> Result<(), BuildError> {
     if proved.is_empty() {
-        return Err(BuildError::Failed(vec![
-            "there was nothing to check".to_owned(),
-        ]));
+        return Err(BuildError::Failed(vec!["there was nothing to check".to_owned()]));
     }
     fs::write(out, format!("{}\n", proved.join("\n")).as_bytes(), 0o444)
 }

@@ -15,10 +15,7 @@ pub(crate) fn build(attrs: &Attrs, out: &Utf8Path) -> Result<(), BuildError> {
     match elf::machine(&bytes) {
         Some(machine) if machine == system.elf_machine() => {}
         Some(machine) => {
-            return failed(format!(
-                "is for ELF machine {machine}, {system} is {}",
-                system.elf_machine()
-            ));
+            return failed(format!("is for ELF machine {machine}, {system} is {}", system.elf_machine()));
         }
         None => return failed("is no program".to_owned()),
     }

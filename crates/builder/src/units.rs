@@ -4,11 +4,7 @@
 pub(crate) fn breaches(path: &str, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut section = "";
-    for line in text
-        .lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty() && !l.starts_with('#'))
-    {
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
         if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             section = name;
         } else if section.is_empty() {
@@ -34,16 +30,10 @@ fn directive(path: &str, key: &str, value: &str) -> Option<String> {
     if !key.starts_with("Exec") {
         return None;
     }
-    let program = value
-        .trim_start_matches(['-', '+', '!', ':', '@'])
-        .split(' ')
-        .next()
-        .unwrap_or_default();
+    let program = value.trim_start_matches(['-', '+', '!', ':', '@']).split(' ').next().unwrap_or_default();
     let name = program.rsplit('/').next().unwrap_or_default();
     if !program.starts_with('/') {
-        Some(format!(
-            "{path}: {key} runs {program:?}, which is no absolute path"
-        ))
+        Some(format!("{path}: {key} runs {program:?}, which is no absolute path"))
     } else if matches!(name, "sh" | "bash" | "dash" | "env") {
         Some(format!("{path}: {key} runs a shell"))
     } else {
@@ -67,12 +57,8 @@ fn engine(path: &str, text: &str) -> Vec<String> {
         "SystemCallFilter=",
         "RequiresMountsFor=/nix /var/lib/sparklane",
     ];
-    let missing = REQUIRED
-        .iter()
-        .filter(|wanted| !text.lines().any(|line| line.starts_with(**wanted)));
-    missing
-        .map(|wanted| format!("{path}: {wanted} is missing"))
-        .collect()
+    let missing = REQUIRED.iter().filter(|wanted| !text.lines().any(|line| line.starts_with(**wanted)));
+    missing.map(|wanted| format!("{path}: {wanted} is missing")).collect()
 }
 
 #[cfg(test)]
@@ -81,24 +67,16 @@ mod tests {
 
     #[test]
     fn shells_and_store_paths_are_refused() {
-        let unit = "a=b\n[Service]\nExecStart=-/bin/sh -c x\nExecStop=docker stop\nEnvironment=X=/nix/store/y\nnonsense\n";
+        let unit =
+            "a=b\n[Service]\nExecStart=-/bin/sh -c x\nExecStop=docker stop\nEnvironment=X=/nix/store/y\nnonsense\n";
         let found = breaches("x.service", unit);
         assert_eq!(found.len(), 5, "{found:?}");
-        assert!(
-            breaches(
-                "x.service",
-                "[Service]\n# a comment\nExecStart=/usr/bin/true\n"
-            )
-            .is_empty()
-        );
+        assert!(breaches("x.service", "[Service]\n# a comment\nExecStart=/usr/bin/true\n").is_empty());
     }
 
     #[test]
     fn the_engine_unit_keeps_its_promises() {
-        let found = breaches(
-            "/etc/systemd/system/sparklane-engine.service",
-            "[Service]\nType=simple\n",
-        );
+        let found = breaches("/etc/systemd/system/sparklane-engine.service", "[Service]\nType=simple\n");
         assert!(found.iter().any(|l| l.contains("Type=notify")));
     }
 }

@@ -18,8 +18,7 @@ pub struct Args {
 /// # Errors
 /// When the derivation cannot be built.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
-    let what = What::named(&args.what)
-        .ok_or_else(|| miette!("there is nothing named {} to build", args.what))?;
+    let what = What::named(&args.what).ok_or_else(|| miette!("there is nothing named {} to build", args.what))?;
     let attrs = Attrs::from_env().into_diagnostic()?;
     match build(what, &attrs) {
         Ok(()) => Ok(ExitCode::SUCCESS),

@@ -73,16 +73,9 @@ fn kit(name: &str) -> Kit {
 fn cluster(catalog: &Catalog, machines: &Machines) -> Cluster {
     let mut cluster = catalog.clusters["sparks"].clone();
     for node in cluster.nodes.values_mut() {
-        let addresses = if node.role == Role::Head {
-            &machines.head
-        } else {
-            &machines.worker
-        };
+        let addresses = if node.role == Role::Head { &machines.head } else { &machines.worker };
         node.host.clone_from(&addresses.host);
-        for (n, rail, address) in [
-            (0, &mut node.rail1, &addresses.rail1),
-            (1, &mut node.rail2, &addresses.rail2),
-        ] {
+        for (n, rail, address) in [(0, &mut node.rail1, &addresses.rail1), (1, &mut node.rail2, &addresses.rail2)] {
             rail.address.clone_from(address);
             rail.netdev.clone_from(&machines.netdev[n]);
             rail.rdma = Some(machines.rdma[n].clone());
@@ -97,49 +90,19 @@ fn theirs(kit: &Kit, lane: &str, role: Role) -> Table {
     let mut table = Table::new();
     let own = &kit.lanes[lane];
     for roles in [&kit.common, own] {
-        for values in [
-            &roles.all,
-            if role == Role::Head {
-                &roles.head
-            } else {
-                &roles.worker
-            },
-        ] {
-            table.extend(
-                values
-                    .argv
-                    .iter()
-                    .map(|(k, v)| (format!("argv.{k}"), v.clone())),
-            );
-            table.extend(
-                values
-                    .env
-                    .iter()
-                    .map(|(k, v)| (format!("env.{k}"), v.clone())),
-            );
+        for values in [&roles.all, if role == Role::Head { &roles.head } else { &roles.worker }] {
+            table.extend(values.argv.iter().map(|(k, v)| (format!("argv.{k}"), v.clone())));
+            table.extend(values.env.iter().map(|(k, v)| (format!("env.{k}"), v.clone())));
         }
     }
-    table.extend(
-        kit.container
-            .iter()
-            .map(|(k, v)| (format!("container.{k}"), v.clone())),
-    );
+    table.extend(kit.container.iter().map(|(k, v)| (format!("container.{k}"), v.clone())));
     table
 }
 
 fn ours(engine: &Engine) -> Table {
     let mut table = Table::new();
-    table.extend(
-        argv_table(&engine.argv)
-            .into_iter()
-            .map(|(k, v)| (format!("argv.{k}"), v)),
-    );
-    table.extend(
-        engine
-            .env
-            .iter()
-            .map(|(k, v)| (format!("env.{k}"), v.clone())),
-    );
+    table.extend(argv_table(&engine.argv).into_iter().map(|(k, v)| (format!("argv.{k}"), v)));
+    table.extend(engine.env.iter().map(|(k, v)| (format!("env.{k}"), v.clone())));
     let mut container = |key: &str, value: String| table.insert(format!("container.{key}"), value);
     container("gpus", engine.gpus.to_string());
     container("devices", engine.devices.join(","));
@@ -159,11 +122,8 @@ fn same(a: Option<&String>, b: Option<&String>) -> bool {
     // 1.0 and 1 are one number; objects of the recipes are flat.
     let parsed = |text: &String| {
         let map: BTreeMap<String, serde_json::Value> = serde_json::from_str(text).unwrap();
-        let number =
-            |v: &serde_json::Value| v.as_f64().map_or_else(|| v.to_string(), |n| n.to_string());
-        map.iter()
-            .map(|(key, v)| (key.clone(), number(v)))
-            .collect::<Table>()
+        let number = |v: &serde_json::Value| v.as_f64().map_or_else(|| v.to_string(), |n| n.to_string());
+        map.iter().map(|(key, v)| (key.clone(), number(v))).collect::<Table>()
     };
     match (a, b) {
         (Some(a), Some(b)) if a.starts_with('{') && b.starts_with('{') => parsed(a) == parsed(b),
@@ -175,25 +135,13 @@ fn differences(catalog: &Catalog, kit: &Kit) -> Vec<Difference> {
     let cluster = cluster(catalog, &kit.cluster);
     let mut found = Vec::new();
     for name in kit.lanes.keys() {
-        let input = Input {
-            cluster: &cluster,
-            ..catalog.input("sparks", name).unwrap()
-        };
+        let input = Input { cluster: &cluster, ..catalog.input("sparks", name).unwrap() };
         for rendered in render_all(input).unwrap() {
             let role = rendered.generation.role;
             let (theirs, ours) = (theirs(kit, name, role), ours(&rendered.generation.engine));
             let keys: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
-            for key in keys
-                .into_iter()
-                .filter(|k| !same(theirs.get(*k), ours.get(*k)))
-            {
-                found.push((
-                    name.clone(),
-                    role,
-                    key.clone(),
-                    theirs.get(key).cloned(),
-                    ours.get(key).cloned(),
-                ));
+            for key in keys.into_iter().filter(|k| !same(theirs.get(*k), ours.get(*k))) {
+                found.push((name.clone(), role, key.clone(), theirs.get(key).cloned(), ours.get(key).cloned()));
             }
         }
     }
@@ -202,10 +150,7 @@ fn differences(catalog: &Catalog, kit: &Kit) -> Vec<Difference> {
 
 /// A row holds for the lanes of its name (a trailing `*` for any rest), and for one role when its key starts with it.
 fn explains(row: &Deviation, (lane, role, key, theirs, ours): &Difference) -> bool {
-    let of_role = row
-        .key
-        .strip_prefix(&format!("{role}."))
-        .unwrap_or(&row.key);
+    let of_role = row.key.strip_prefix(&format!("{role}.")).unwrap_or(&row.key);
     row.covers(lane) && of_role == key && row.kit == *theirs && row.ours == *ours
 }
 
@@ -216,14 +161,8 @@ fn every_difference_is_a_row_and_every_row_a_difference() {
     let found: Vec<Difference> = kits.iter().flat_map(|k| differences(&catalog, k)).collect();
     let rows = &catalog.deviations;
 
-    let unexplained: Vec<_> = found
-        .iter()
-        .filter(|d| !rows.iter().any(|r| explains(r, d)))
-        .collect();
-    assert!(
-        unexplained.is_empty(),
-        "differences without a row: {unexplained:#?}"
-    );
+    let unexplained: Vec<_> = found.iter().filter(|d| !rows.iter().any(|r| explains(r, d))).collect();
+    assert!(unexplained.is_empty(), "differences without a row: {unexplained:#?}");
 
     let lanes: Vec<&String> = kits.iter().flat_map(|k| k.lanes.keys()).collect();
     for row in rows {
@@ -231,10 +170,7 @@ fn every_difference_is_a_row_and_every_row_a_difference() {
         let covered: Vec<_> = lanes.iter().filter(|l| row.covers(l)).collect();
         assert!(!covered.is_empty(), "a row of no lane: {row:?}");
         for lane in covered {
-            assert!(
-                found.iter().any(|d| d.0 == **lane && explains(row, d)),
-                "{lane} does not differ: {row:?}"
-            );
+            assert!(found.iter().any(|d| d.0 == **lane && explains(row, d)), "{lane} does not differ: {row:?}");
         }
     }
 }
@@ -243,9 +179,7 @@ fn every_difference_is_a_row_and_every_row_a_difference() {
 fn the_mp_recipe_is_transcribed_whole() {
     // 60 names in its compose file; NCCL_IB_GID_INDEX is the one left out. The preamble's five are none of them.
     let kit = kit("mp-kit.toml");
-    let names: BTreeSet<String> = theirs(&kit, "mp-0251", Role::Head)
-        .into_keys()
-        .filter(|k| k.starts_with("env."))
-        .collect();
+    let names: BTreeSet<String> =
+        theirs(&kit, "mp-0251", Role::Head).into_keys().filter(|k| k.starts_with("env.")).collect();
     assert_eq!(names.len(), 59 + 5, "{names:#?}");
 }

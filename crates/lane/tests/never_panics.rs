@@ -52,13 +52,8 @@ fn node(role: &str, rank: u8, host: u8) -> Value {
 /// Paths of every value in a document.
 fn paths(value: &Value, here: String, found: &mut Vec<String>) {
     match value {
-        Value::Object(map) => map
-            .iter()
-            .for_each(|(k, v)| paths(v, format!("{here}/{k}"), found)),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(n, v)| paths(v, format!("{here}/{n}"), found)),
+        Value::Object(map) => map.iter().for_each(|(k, v)| paths(v, format!("{here}/{k}"), found)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(n, v)| paths(v, format!("{here}/{n}"), found)),
         _ => {}
     }
     found.push(here);
@@ -80,10 +75,7 @@ fn use_all(document: &Value) {
 fn the_sound_document_is_sound() {
     let raw: RawCatalog = serde_json::from_value(sound()).unwrap();
     let (catalog, problems) = Catalog::read(&raw);
-    assert!(
-        !sparklane_lane::catalog::any_refused(&problems),
-        "{problems:#?}"
-    );
+    assert!(!sparklane_lane::catalog::any_refused(&problems), "{problems:#?}");
     assert_eq!(catalog.lanes_of(&catalog.clusters["c"]).len(), 1);
 }
 

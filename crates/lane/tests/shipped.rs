@@ -11,10 +11,7 @@ use sparklane_lane::render::render_all;
 /// Every generation of every lane on the cluster that it fits.
 fn generations(catalog: &Catalog) -> Vec<Generation> {
     let inputs = catalog.clusters.values().flat_map(|c| catalog.lanes_of(c));
-    inputs
-        .flat_map(|i| render_all(i).unwrap())
-        .map(|r| r.generation)
-        .collect()
+    inputs.flat_map(|i| render_all(i).unwrap()).map(|r| r.generation).collect()
 }
 
 #[test]
@@ -23,10 +20,8 @@ fn findings_are_the_known_ones() {
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
     assert_eq!(
         lines,
-        [
-            "nix/lanes/mp-0251.nix: note: serve.kvCacheMemoryBytes: is 20000 blocks of 1065792 bytes; \
-          432128 bytes stay unused"
-        ]
+        ["nix/lanes/mp-0251.nix: note: serve.kvCacheMemoryBytes: is 20000 blocks of 1065792 bytes; \
+          432128 bytes stay unused"]
     );
 }
 
@@ -38,10 +33,7 @@ fn argv_and_env_are_golden() {
     let mut expected = Vec::new();
     for generation in generations(&common::catalog()) {
         for (kind, value) in [
-            (
-                "argv",
-                serde_json::to_value(&generation.engine.argv).unwrap(),
-            ),
+            ("argv", serde_json::to_value(&generation.engine.argv).unwrap()),
             ("env", serde_json::to_value(&generation.engine.env).unwrap()),
         ] {
             let name = format!("{}-{}.{kind}.json", generation.lane, generation.role);
@@ -50,24 +42,15 @@ fn argv_and_env_are_golden() {
             if bless {
                 fs::write(&file, &text).unwrap();
             }
-            assert_eq!(
-                fs::read_to_string(&file).unwrap_or_default(),
-                text,
-                "{name}"
-            );
+            assert_eq!(fs::read_to_string(&file).unwrap_or_default(), text, "{name}");
             expected.push(name);
         }
     }
-    let mut present: Vec<String> = fs::read_dir(&folder)
-        .unwrap()
-        .map(|e| e.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut present: Vec<String> =
+        fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
     present.sort();
     expected.sort();
-    assert_eq!(
-        present, expected,
-        "a golden file without a lane, or the reverse"
-    );
+    assert_eq!(present, expected, "a golden file without a lane, or the reverse");
 }
 
 #[test]
@@ -86,20 +69,9 @@ fn the_labs_first_two_lanes_differ_in_one_flag() {
 fn every_cache_follows_the_lanes_name() {
     for generation in generations(&common::catalog()) {
         for (kind, folder) in &generation.engine.cache_roots {
-            assert_eq!(
-                *folder,
-                format!("/var/lib/sparklane/cache/{}/{kind}", generation.lane)
-            );
-            let mount = generation
-                .engine
-                .mounts
-                .iter()
-                .find(|m| m.source == *folder)
-                .unwrap();
-            assert!(
-                generation.engine.env.values().any(|v| *v == mount.target),
-                "{kind} is mounted and unused"
-            );
+            assert_eq!(*folder, format!("/var/lib/sparklane/cache/{}/{kind}", generation.lane));
+            let mount = generation.engine.mounts.iter().find(|m| m.source == *folder).unwrap();
+            assert!(generation.engine.env.values().any(|v| *v == mount.target), "{kind} is mounted and unused");
         }
     }
 }
@@ -109,18 +81,11 @@ fn ranks_meet_on_the_heads_first_rail() {
     for generation in generations(&common::catalog()) {
         let head = &generation.head().unwrap().rail1;
         let table = sparklane_lane::diff::argv_table(&generation.engine.argv);
-        let met = table
-            .get("--master-addr")
-            .or_else(|| table.get("--address"));
+        let met = table.get("--master-addr").or_else(|| table.get("--address"));
         if let Some(met) = met {
             assert_eq!(met.split(':').next(), Some(head.as_str()));
         }
-        assert!(
-            generation
-                .gates
-                .iter()
-                .any(|g| matches!(g.kind, GateKind::Tokens { .. }))
-        );
+        assert!(generation.gates.iter().any(|g| matches!(g.kind, GateKind::Tokens { .. })));
     }
 }
 
@@ -128,10 +93,7 @@ fn ranks_meet_on_the_heads_first_rail() {
 fn the_weights_are_the_published_ones() {
     let catalog = common::catalog();
     let weights = &catalog.weights["deepseek-v4-flash-0731"].manifest;
-    let shards = weights
-        .files
-        .iter()
-        .filter(|f| f.path.ends_with(".safetensors"));
+    let shards = weights.files.iter().filter(|f| f.path.ends_with(".safetensors"));
     assert_eq!(shards.clone().count(), 48);
     assert_eq!(shards.map(|f| f.size).sum::<u64>(), 166_886_535_336);
     assert_eq!(weights.files.len(), 53);

@@ -8,21 +8,11 @@ use crate::lane::{Executor, Serve};
 
 /// Renders the argument vector of one node.
 pub(super) fn render(input: Input<'_>, node: &Node) -> Result<Vec<String>, RenderError> {
-    let Input {
-        cluster,
-        lane,
-        image,
-        ..
-    } = input;
-    let (_, head) = cluster
-        .head()
-        .ok_or_else(|| RenderError::NoHead(cluster.name.to_string()))?;
+    let Input { cluster, lane, image, .. } = input;
+    let (_, head) = cluster.head().ok_or_else(|| RenderError::NoHead(cluster.name.to_string()))?;
     if let (Executor::Ray { port }, false) = (lane.executor, node.role.decides()) {
         // Ray starts the rank itself; the worker only joins. The head's container entry starts the GCS.
-        let ray = image
-            .ray
-            .clone()
-            .ok_or_else(|| RenderError::NoRay(image.name.clone()))?;
+        let ray = image.ray.clone().ok_or_else(|| RenderError::NoRay(image.name.clone()))?;
         return Ok(vec![
             ray,
             "start".to_owned(),
@@ -63,10 +53,7 @@ pub fn flags_of(serve: &Serve) -> Vec<String> {
     let Ok(Value::Object(keys)) = serde_json::to_value(serve) else {
         return Vec::new();
     };
-    keys.iter()
-        .filter(|(key, _)| key.as_str() != "extraArgs")
-        .flat_map(|(key, value)| flag(key, value))
-        .collect()
+    keys.iter().filter(|(key, _)| key.as_str() != "extraArgs").flat_map(|(key, value)| flag(key, value)).collect()
 }
 
 fn flag(key: &str, value: &Value) -> Vec<String> {
@@ -83,22 +70,12 @@ fn flag(key: &str, value: &Value) -> Vec<String> {
 /// Whole numbers without a point: some versions of Nix hand 1.0 over as 1, and the vector must not depend on that.
 fn plain_numbers(value: &Value) -> Value {
     match value {
-        Value::Number(number) => number
-            .as_f64()
-            .filter(|n| number.is_f64() && n.fract() == 0.0)
-            .map_or_else(
-                || value.clone(),
-                |n| {
-                    format!("{n:.0}")
-                        .parse::<i64>()
-                        .map_or_else(|_| value.clone(), Value::from)
-                },
-            ),
+        Value::Number(number) => number.as_f64().filter(|n| number.is_f64() && n.fract() == 0.0).map_or_else(
+            || value.clone(),
+            |n| format!("{n:.0}").parse::<i64>().map_or_else(|_| value.clone(), Value::from),
+        ),
         Value::Array(items) => items.iter().map(plain_numbers).collect(),
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, v)| (key.clone(), plain_numbers(v)))
-            .collect(),
+        Value::Object(map) => map.iter().map(|(key, v)| (key.clone(), plain_numbers(v))).collect(),
         other => other.clone(),
     }
 }
@@ -122,14 +99,8 @@ mod tests {
     #[test]
     fn a_whole_number_has_one_spelling() {
         let text = |json: &str| plain_numbers(&serde_json::from_str(json).unwrap()).to_string();
-        assert_eq!(
-            text(r#"{"a":[1.0,0.5],"b":-2.0,"c":1e300}"#),
-            r#"{"a":[1,0.5],"b":-2,"c":1e+300}"#
-        );
-        let whole = Serve {
-            gpu_memory_utilization: Some(1.0),
-            ..Serve::default()
-        };
+        assert_eq!(text(r#"{"a":[1.0,0.5],"b":-2.0,"c":1e300}"#), r#"{"a":[1,0.5],"b":-2,"c":1e+300}"#);
+        let whole = Serve { gpu_memory_utilization: Some(1.0), ..Serve::default() };
         assert_eq!(flags_of(&whole), ["--gpu-memory-utilization", "1"]);
     }
 

@@ -22,11 +22,7 @@ pub fn raw() -> &'static RawCatalog {
             .arg(root().join("nix/catalog.nix"))
             .output()
             .expect("nix-instantiate runs");
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("a catalogue")
     })
 }
@@ -34,9 +30,6 @@ pub fn raw() -> &'static RawCatalog {
 /// The catalogue, which must be sound.
 pub fn catalog() -> Catalog {
     let (catalog, problems) = Catalog::read(raw());
-    assert!(
-        !sparklane_lane::catalog::any_refused(&problems),
-        "{problems:#?}"
-    );
+    assert!(!sparklane_lane::catalog::any_refused(&problems), "{problems:#?}");
     catalog
 }
