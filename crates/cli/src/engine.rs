@@ -1,0 +1,162 @@
+//! `sparklane engine`: the inside of `sparklane-engine.service`.
+
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Subcommand};
+use miette::IntoDiagnostic as _;
+use sparklane_engine::docker::{Client, SOCKET};
+use sparklane_engine::run::{Setup, patience, supervise};
+use sparklane_engine::{EngineError, key, load, notify, state};
+
+/// Run, stop or look at this node's engine container.
+#[derive(Debug, ClapArgs)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the engine of the current generation in the foreground (what sparklane-engine.service does).
+    Run(Target),
+    /// Stop and remove this node's engine container.
+    Stop(Target),
+    /// Show what the engine is doing.
+    Status {
+        /// Print one JSON object.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Start the engine inside its container (PID 1; not for people).
+    #[command(hide = true)]
+    Entry {
+        /// File with the API key, put in the engine's environment only.
+        #[arg(long)]
+        api_key_file: Option<PathBuf>,
+        /// Program and arguments.
+        #[arg(required = true, last = true)]
+        argv: Vec<String>,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+struct Target {
+    /// Profile whose generation is run.
+    #[arg(long, default_value = load::PROFILE)]
+    profile: PathBuf,
+    /// Socket of docker.
+    #[arg(long, default_value = SOCKET)]
+    docker: String,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// What failed, for people; `engine run` reports by itself and gives its exit code.
+pub fn run(args: Args) -> miette::Result<ExitCode> {
+    match args.command {
+        Command::Run(target) => Ok(engine_run(&target)),
+        Command::Stop(target) => engine_stop(&target),
+        Command::Status { json } => engine_status(json),
+        Command::Entry { api_key_file, argv } => entry(api_key_file.as_deref(), &argv),
+    }
+}
+
+fn engine_run(target: &Target) -> ExitCode {
+    match block_on(run_unit(target)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            let code = error.exit_code();
+            tracing::error!("{error}");
+            notify::Notify::status(&notify::Systemd, &error.to_string());
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = Result<T, EngineError>>) -> Result<T, EngineError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| EngineError::Io { what: "start the event loop", source })?;
+    let result = runtime.block_on(future);
+    // A health check may still wait for its answer; nobody needs it.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    result
+}
+
+async fn run_unit(target: &Target) -> Result<u8, EngineError> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let no_signals = |source| EngineError::Io { what: "watch for signals", source };
+    let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(no_signals)?;
+    let stop = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    let generation = load::generation(&target.profile)?;
+    let client = Client::connect(&target.docker, patience(&generation)).await?;
+    let tool = std::env::current_exe().map_err(|source| EngineError::Io { what: "find this program", source })?;
+    let mut sink = |line: &str| {
+        // A closed journal must not end the engine.
+        let _ = writeln!(std::io::stdout().lock(), "{line}");
+    };
+    let setup = Setup {
+        generation: &generation,
+        client,
+        notify: &notify::Systemd,
+        sink: &mut sink,
+        state_file: Some(PathBuf::from(state::STATE_FILE)),
+        tool: tool.display().to_string(),
+    };
+    supervise(setup, stop).await
+}
+
+fn engine_stop(target: &Target) -> miette::Result<ExitCode> {
+    let stop = async {
+        let generation = load::generation(&target.profile)?;
+        let client = Client::connect(&target.docker, patience(&generation)).await?;
+        client.remove_ours(&generation.engine.container, generation.engine.stop_secs).await
+    };
+    block_on(stop).into_diagnostic()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn engine_status(json: bool) -> miette::Result<ExitCode> {
+    let known = state::read(Path::new(state::STATE_FILE));
+    if json {
+        println!("{}", serde_json::to_string(&known).into_diagnostic()?);
+    } else if let Some(now) = &known {
+        let percent = now.percent.map(|p| format!(" {p}%")).unwrap_or_default();
+        println!("{} ({}) lane {}: {}{percent}", now.node, now.role, now.lane, now.phase.words());
+        if let Some(cause) = &now.cause {
+            println!("the log says: {cause}");
+        }
+        if let Some(code) = now.exit_code {
+            println!("container exit code: {code}");
+        }
+    } else {
+        println!("no engine ran since boot");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Puts the key in the environment and becomes the engine. The engine issue gives this the rest of a PID 1's work.
+fn entry(api_key_file: Option<&Path>, argv: &[String]) -> miette::Result<ExitCode> {
+    let Some((program, arguments)) = argv.split_first() else {
+        return Ok(ExitCode::from(2));
+    };
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    if let Some(file) = api_key_file {
+        command.env(key::KEY_ENV, key::read(file).into_diagnostic()?.expose());
+    }
+    let error = command.exec();
+    Err(miette::miette!("{program} cannot be run: {error}"))
+}

@@ -1,0 +1,38 @@
+//! Telling systemd what the service is doing.
+
+/// Where state changes are reported.
+pub trait Notify {
+    /// One line for `systemctl status`.
+    fn status(&self, line: &str);
+    /// The unit counts as started.
+    fn ready(&self);
+    /// The unit is stopping.
+    fn stopping(&self);
+}
+
+/// systemd's notification socket; silent when there is none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Systemd;
+
+impl Systemd {
+    fn send(states: &[sd_notify::NotifyState<'_>]) {
+        // Without a socket this is Ok; a failing one must not stop the engine.
+        if let Err(error) = sd_notify::notify(states) {
+            tracing::warn!(%error, "systemd did not take a notification");
+        }
+    }
+}
+
+impl Notify for Systemd {
+    fn status(&self, line: &str) {
+        Self::send(&[sd_notify::NotifyState::Status(line)]);
+    }
+
+    fn ready(&self) {
+        Self::send(&[sd_notify::NotifyState::Ready]);
+    }
+
+    fn stopping(&self) {
+        Self::send(&[sd_notify::NotifyState::Stopping]);
+    }
+}

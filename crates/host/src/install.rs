@@ -1,0 +1,98 @@
+//! What a node needs of us before its first transaction: the tool as a GC root and the boot unit.
+
+use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_lane::TxnId;
+
+use crate::closure;
+use crate::error::HostError;
+use crate::files;
+use crate::paths::HostPaths;
+use crate::units::Units;
+
+/// Name of the boot unit.
+pub const RESOLVE_UNIT: &str = "sparklane-resolve.service";
+
+/// The boot unit: ends an open transaction before the lane starts. Its failure keeps the lane down (in doubt).
+const RESOLVE: &str = "\
+[Unit]
+Description=sparklane: end an open transaction before the lane starts
+Before=sparklane-engine.service
+RequiresMountsFor=/nix /var/lib/sparklane
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve --boot
+RuntimeDirectory=sparklane
+RuntimeDirectoryPreserve=yes
+NoNewPrivileges=yes
+PrivateTmp=yes
+ProtectHome=read-only
+ProtectKernelModules=yes
+ProtectClock=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+MemoryDenyWriteExecute=yes
+
+[Install]
+WantedBy=multi-user.target
+";
+
+fn unit(paths: &HostPaths) -> Utf8PathBuf {
+    paths.managed("/etc/systemd/system").join(RESOLVE_UNIT)
+}
+
+fn wants(paths: &HostPaths) -> Utf8PathBuf {
+    paths.managed("/etc/systemd/system/multi-user.target.wants").join(RESOLVE_UNIT)
+}
+
+/// The GC root that keeps a staged closure.
+#[must_use]
+pub fn txn_root(paths: &HostPaths, txn: &TxnId) -> Utf8PathBuf {
+    paths.gcroots.join(format!("txn-{txn}"))
+}
+
+/// Makes the closure's tool the node's tool: what the boot unit and later questions run.
+///
+/// # Errors
+/// When the link cannot be written.
+pub fn tool(paths: &HostPaths, closure: &Utf8Path) -> Result<(), HostError> {
+    let tool = closure::tool(closure)?;
+    let link = paths.tool();
+    if std::fs::read_link(&link).is_ok_and(|at| at.as_os_str() == tool.as_str()) {
+        return Ok(());
+    }
+    files::link_atomic(&link, tool.as_str())
+}
+
+/// Installs tool and boot unit where they are missing or old, before the first change of a transaction.
+///
+/// # Errors
+/// When a file cannot be written or systemd does not reload.
+pub fn install(paths: &HostPaths, closure: &Utf8Path, units: &dyn Units) -> Result<(), HostError> {
+    tool(paths, closure)?;
+    let unit = unit(paths);
+    let fresh = std::fs::read(&unit).is_ok_and(|bytes| bytes == RESOLVE.as_bytes());
+    if !fresh {
+        files::write_atomic(&unit, RESOLVE.as_bytes(), 0o644)?;
+    }
+    if std::fs::symlink_metadata(wants(paths)).is_err() {
+        files::link_atomic(&wants(paths), &format!("../{RESOLVE_UNIT}"))?;
+    }
+    if fresh { Ok(()) } else { units.reload() }
+}
+
+/// Removes tool and boot unit after a first deployment that was taken back: nothing is left behind.
+///
+/// # Errors
+/// When a file does not go.
+pub fn uninstall(paths: &HostPaths, units: &dyn Units) -> Result<(), HostError> {
+    if !unit(paths).exists() {
+        return Ok(());
+    }
+    files::remove(&wants(paths))?;
+    files::remove(&unit(paths))?;
+    files::remove(&paths.tool())?;
+    units.reload()
+}

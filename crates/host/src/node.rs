@@ -1,0 +1,311 @@
+//! The effects of a transaction on a real node. Each is idempotent and read back where it can be.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::mpsc::Sender;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_lane::Generation;
+use sparklane_lane::generation::GateScope;
+use sparklane_txn::plan::{Before, Direction, ENGINE_UNIT, Found, Inventory, Refresh, plan};
+use sparklane_txn::spec::{Answer, Fault, Side, Spec};
+use sparklane_txn::{Boot, Node, Record, Step};
+
+use crate::closure;
+use crate::error::HostError;
+use crate::paths::HostPaths;
+use crate::profile::Mover;
+use crate::units::Units;
+use crate::{files, foreign, install, peer, process, profile, releases, txns, validate};
+
+/// Waits for a generation's gates. The engine part implements it; tests script it.
+pub trait Gates {
+    /// Waits until the unit and every gate of the scope pass, or one fails for good.
+    ///
+    /// # Errors
+    /// The gate and why; [`Fault::Interrupted`] when `interrupted` said so.
+    fn wait(
+        &mut self,
+        generation: &Generation,
+        scope: GateScope,
+        interrupted: &dyn Fn() -> Option<String>,
+        progress: &dyn Fn(String),
+    ) -> Result<(), Fault>;
+}
+
+/// Lets an abort cut a wait short.
+pub type Interrupt = Box<dyn Fn() -> Option<String>>;
+
+/// A real node, with its exchangeable parts.
+pub struct RealNode {
+    paths: HostPaths,
+    units: Box<dyn Units>,
+    mover: Box<dyn Mover>,
+    gates: Box<dyn Gates>,
+    interrupted: Interrupt,
+    progress: Sender<String>,
+    /// The request; effects need its closures and folder.
+    spec: Spec,
+}
+
+impl RealNode {
+    /// A node that acts for one transaction.
+    #[must_use]
+    pub fn new(paths: HostPaths, parts: Parts, spec: Spec, interrupted: Interrupt, progress: Sender<String>) -> Self {
+        Self { paths, units: parts.units, mover: parts.mover, gates: parts.gates, interrupted, progress, spec }
+    }
+
+    fn say(&self, text: impl Into<String>) {
+        // Nobody has to listen; the journal is the record.
+        let _heard = self.progress.send(text.into());
+    }
+
+    fn copies(&self) -> Utf8PathBuf {
+        self.paths.txn(&self.spec.txn).join("before")
+    }
+
+    fn old(&self) -> Result<Option<Generation>, HostError> {
+        self.spec.from.as_ref().map(read).transpose()
+    }
+
+    fn new_generation(&self) -> Result<Generation, HostError> {
+        read(&self.spec.to)
+    }
+
+    fn inventory(&self, old: Option<&Generation>, new: &Generation) -> Result<Inventory, HostError> {
+        let paths: BTreeSet<&String> = old.into_iter().flat_map(|g| g.files.keys()).chain(new.files.keys()).collect();
+        let copies = self.copies();
+        files::make_dir(&copies)?;
+        let mut found = BTreeMap::new();
+        for (number, path) in paths.into_iter().enumerate() {
+            let place = self.paths.managed(path);
+            let looked = files::look(&place, number)?;
+            if let Found::Known(Before::File { .. }) = &looked {
+                let bytes = std::fs::read(&place).map_err(HostError::file("read", &place))?;
+                files::write_atomic(&copies.join(number.to_string()), &bytes, 0o600)?;
+            }
+            found.insert(path.clone(), looked);
+        }
+        Ok(Inventory { found, engine_active: self.units.status(ENGINE_UNIT)?.is_up() })
+    }
+
+    /// Copies of managed files that someone edited, for the operator who chose to replace them.
+    fn keep_edited(&self, old: Option<&Generation>, steps: &[Step]) -> Result<(), HostError> {
+        for step in steps {
+            let (Step::Place { path, before, .. } | Step::Remove { path, before }) = step else { continue };
+            let Before::File { sha256, copy, .. } = before else { continue };
+            let ours = old.and_then(|g| g.files.get(path));
+            if ours.is_some_and(|file| file.sha256 != *sha256) {
+                let bytes = std::fs::read(self.copies().join(copy.to_string()))
+                    .map_err(HostError::file("read", self.copies()))?;
+                let kept = self.paths.kept(&self.spec.txn).join(path.trim_start_matches('/'));
+                files::write_atomic(&kept, &bytes, 0o600)?;
+                self.say(format!("the edited {path} is kept as {kept}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn make_plan(&self, spec: &Spec) -> Result<Vec<Step>, HostError> {
+        let current = profile::current(&self.paths)?;
+        if current.as_ref().map(|s| &s.path) != spec.from.as_ref().map(|s| &s.path) {
+            let at = current.map_or_else(|| "nothing".to_owned(), |s| s.path.to_string());
+            return Err(HostError::Refused(format!("the node is at {at}, not where the plan was made; plan again")));
+        }
+        let (old, new) = (self.old()?, self.new_generation()?);
+        let scratch = self.paths.txn(&spec.txn).join("scratch");
+        let checked = validate::check(Utf8Path::new(spec.to.path.as_str()), &new, &scratch);
+        let _gone = std::fs::remove_dir_all(&scratch);
+        checked?;
+        let inventory = self.inventory(old.as_ref(), &new)?;
+        let steps = plan(spec, old.as_ref(), &new, &inventory).map_err(|e| HostError::Refused(e.to_string()))?;
+        self.keep_edited(old.as_ref(), &steps)?;
+        Ok(steps)
+    }
+
+    fn refresh(&self, what: Refresh) -> Result<(), HostError> {
+        match what {
+            Refresh::Units => self.units.reload(),
+            Refresh::Network => {
+                process::run("netplan", &["generate"])?;
+                process::run("networkctl", &["reload"]).map(drop)
+            }
+            Refresh::Sysctl => process::run("sysctl", &["--system"]).map(drop),
+            Refresh::Tmpfiles => process::run("systemd-tmpfiles", &["--create"]).map(drop),
+        }
+    }
+
+    fn do_step(&self, step: &Step) -> Result<(), HostError> {
+        self.say(step.describe());
+        match step {
+            Step::StopUnit { unit, .. } => self.units.stop(unit, self.stop_secs()),
+            Step::StartUnit { unit } => self.units.start(unit),
+            Step::Place { path, file, .. } => {
+                let content = Utf8PathBuf::from(format!("{}{path}", self.spec.to.path));
+                let bytes = std::fs::read(&content).map_err(HostError::file("read", &content))?;
+                files::write_atomic(&self.paths.managed(path), &bytes, file.mode)
+            }
+            Step::Remove { path, .. } => foreign::leave(&self.paths, path),
+            Step::Refresh { what, direction: Direction::Forward } => self.refresh(*what),
+            Step::Refresh { .. } => Ok(()),
+            Step::Profile { to, from } => profile::swap(&self.paths, &*self.mover, from.as_ref(), Some(to)),
+        }
+    }
+
+    fn undo_step(&self, step: &Step) -> Result<(), HostError> {
+        self.say(format!("undo: {}", step.describe()));
+        match step {
+            Step::StopUnit { unit, was_active: true } => self.units.start(unit),
+            Step::StopUnit { .. } => Ok(()),
+            Step::StartUnit { unit } => self.units.stop(unit, self.stop_secs()),
+            Step::Place { path, before, .. } | Step::Remove { path, before } => {
+                files::restore(&self.paths.managed(path), before, &self.copies())
+            }
+            Step::Refresh { what, direction: Direction::Backward } => self.refresh(*what),
+            Step::Refresh { .. } => Ok(()),
+            Step::Profile { to, from } => profile::swap(&self.paths, &*self.mover, Some(to), from.as_ref()),
+        }
+    }
+
+    /// Drain, then the kill that docker and systemd add (engine-real.md section 4: drain + 15 s), then some.
+    fn stop_secs(&self) -> u64 {
+        let secs = |g: Generation| u64::from(g.engine.stop_secs);
+        let old = self.old().ok().flatten().map_or(0, secs);
+        let new = self.new_generation().map_or(0, secs);
+        old.max(new) + 45
+    }
+
+    fn check_old(&self, spec: &Spec, steps: &[Step]) -> Vec<String> {
+        let mut wrong = Vec::new();
+        match profile::current_path(&self.paths) {
+            Ok(at) if at.as_ref() == spec.from.as_ref().map(|s| &s.path) => {}
+            Ok(at) => wrong.push(format!("profile: points to {}", at.map_or("nothing".into(), |p| p.to_string()))),
+            Err(error) => wrong.push(error.to_string()),
+        }
+        for step in steps {
+            let (Step::Place { path, before, .. } | Step::Remove { path, before }) = step else { continue };
+            match files::is_as_before(&self.paths.managed(path), before) {
+                Ok(true) => {}
+                Ok(false) => wrong.push(format!("{path}: is not as it was")),
+                Err(error) => wrong.push(error.to_string()),
+            }
+        }
+        wrong
+    }
+
+    fn keep_commit(&self, spec: &Spec, steps: &[Step]) -> Result<(), HostError> {
+        let (old, new) = (self.old()?, self.new_generation()?);
+        if let Some(release) = &spec.release {
+            releases::add(&self.paths, release, &spec.to.path, new.keep_releases)?;
+        }
+        for step in steps {
+            match step {
+                Step::Place { path, before, .. } if old.as_ref().is_none_or(|g| !g.files.contains_key(path)) => {
+                    foreign::keep(&self.paths, path, before, &self.copies())?;
+                }
+                Step::Remove { path, .. } => foreign::forget(&self.paths, path)?,
+                _ => {}
+            }
+        }
+        install::tool(&self.paths, Utf8Path::new(spec.to.path.as_str()))
+    }
+
+    fn tidy(&self, spec: &Spec, outcome: &Record) -> Result<(), HostError> {
+        let dir = self.paths.txn(&spec.txn);
+        if let Record::Committed { .. } = outcome {
+            let steps = crate::journal::read(&dir.join("journal"))?.records.into_iter().find_map(|r| match r {
+                Record::Prepared { plan, .. } => Some(plan),
+                _ => None,
+            });
+            // The copies are gone once this was done before; doing it again would find nothing to keep.
+            if self.copies().exists() || steps.as_ref().is_none_or(Vec::is_empty) {
+                self.keep_commit(spec, &steps.unwrap_or_default())?;
+            }
+        }
+        if let Record::Stuck { .. } = outcome {
+            return Ok(());
+        }
+        if matches!(outcome, Record::RolledBack { .. }) && spec.from.is_none() {
+            install::uninstall(&self.paths, &*self.units)?;
+        }
+        let _gone = std::fs::remove_dir_all(self.copies());
+        files::remove(&install::txn_root(&self.paths, &spec.txn))?;
+        txns::forget_old(&self.paths)
+    }
+}
+
+/// The exchangeable parts of a node.
+pub struct Parts {
+    /// systemd.
+    pub units: Box<dyn Units>,
+    /// What moves the profile.
+    pub mover: Box<dyn Mover>,
+    /// What waits for gates.
+    pub gates: Box<dyn Gates>,
+}
+
+fn read(side: &Side) -> Result<Generation, HostError> {
+    closure::generation(Utf8Path::new(side.path.as_str()))
+}
+
+impl Node for RealNode {
+    fn plan(&mut self, spec: &Spec) -> Result<Vec<Step>, Fault> {
+        Ok(self.make_plan(spec)?)
+    }
+
+    fn apply(&mut self, step: &Step) -> Result<(), Fault> {
+        self.do_step(step).map_err(|error| Fault::failed(format!("{}: {error}", step.describe())))
+    }
+
+    fn undo(&mut self, step: &Step, _boot: Boot) -> Result<(), Fault> {
+        // In the boot unit a start is queued behind it like everywhere else: starts never wait here.
+        Ok(self.undo_step(step)?)
+    }
+
+    fn read_back(&mut self, spec: &Spec, steps: &[Step], boot: Boot) -> Result<(), Vec<String>> {
+        let mut wrong = self.check_old(spec, steps);
+        let restarted = steps.iter().any(|s| matches!(s, Step::StopUnit { was_active: true, .. }));
+        if wrong.is_empty()
+            && restarted
+            && boot == Boot::Same
+            && let Ok(Some(old)) = self.old()
+        {
+            self.say("waiting for the old lane's gates");
+            let scopes: &[GateScope] =
+                if spec.role.decides() { &[GateScope::Node, GateScope::Cluster] } else { &[GateScope::Node] };
+            for scope in scopes {
+                let waited = self.gates.wait(&old, *scope, &|| None, &|text| {
+                    let _heard = self.progress.send(text);
+                });
+                if let Err(fault) = waited {
+                    wrong.push(format!("the old lane: {fault}"));
+                    break;
+                }
+            }
+        }
+        if wrong.is_empty() { Ok(()) } else { Err(wrong) }
+    }
+
+    fn gates(&mut self, _spec: &Spec, scope: GateScope) -> Result<(), Fault> {
+        let new = self.new_generation()?;
+        let progress = self.progress.clone();
+        self.gates.wait(&new, scope, &self.interrupted, &move |text| {
+            let _heard = progress.send(text);
+        })
+    }
+
+    fn stop_lane(&mut self) -> Result<(), Fault> {
+        Ok(self.units.stop(ENGINE_UNIT, self.stop_secs())?)
+    }
+
+    fn start_lane(&mut self) -> Result<(), Fault> {
+        Ok(self.units.start(ENGINE_UNIT)?)
+    }
+
+    fn ask_head(&mut self, spec: &Spec) -> Answer {
+        peer::ask(&self.paths, &spec.txn)
+    }
+
+    fn settle(&mut self, spec: &Spec, outcome: &Record) -> Result<(), Fault> {
+        Ok(self.tidy(spec, outcome)?)
+    }
+}

@@ -1,0 +1,120 @@
+//! What a node says of itself. Read from profile, journals and systemd; never guessed.
+
+use serde::{Deserialize, Serialize};
+use sparklane_lane::{Generation, Release, TxnId};
+use sparklane_txn::plan::{Before, ENGINE_UNIT, Found};
+use sparklane_txn::spec::Side;
+use sparklane_txn::{Clock as _, Record, State};
+
+use crate::clock::BootClock;
+use crate::error::HostError;
+use crate::lock::{self, Owner};
+use crate::paths::HostPaths;
+use crate::units::{UnitStatus, Units};
+use crate::{closure, files, peer, profile, releases, txns};
+
+/// One transaction in a status.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TxnStatus {
+    /// Its id.
+    pub txn: TxnId,
+    /// Its last record.
+    pub state: State,
+    /// `user@host`.
+    pub owner: String,
+    /// Milliseconds until the node acts by itself; 0 when passed.
+    pub deadline_millis: u64,
+    /// Why it ended so, or is in doubt.
+    pub why: Option<String>,
+    /// True when a torn end of the journal was dropped.
+    pub torn: bool,
+}
+
+/// A node's state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeStatus {
+    /// Version of the tool that answers.
+    pub tool: String,
+    /// This boot.
+    pub boot: String,
+    /// The current generation.
+    pub current: Option<Side>,
+    /// Its content.
+    pub generation: Option<Generation>,
+    /// Why the profile could not be read, when it is not ours.
+    pub foreign_profile: Option<String>,
+    /// Open transactions; more than one is never right.
+    pub open: Vec<TxnStatus>,
+    /// The last ended one.
+    pub last: Option<TxnStatus>,
+    /// Who holds the node.
+    pub lock: Option<Owner>,
+    /// The releases this node knows.
+    pub releases: Vec<Release>,
+    /// The engine's unit.
+    pub engine: Option<UnitStatus>,
+    /// Managed files that are not as the generation placed them.
+    pub drift: Vec<String>,
+    /// Public key with which a worker asks the head.
+    pub decision_key: Option<String>,
+    /// Public host keys, for the worker's questions.
+    pub host_keys: Vec<String>,
+}
+
+/// Reads the node's state.
+///
+/// # Errors
+/// When state folders cannot be read. A profile that is not ours is a finding, not an error.
+pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStatus, HostError> {
+    let (current, foreign_profile) = match profile::current(paths) {
+        Ok(current) => (current, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let generation =
+        current.as_ref().map(|side| closure::generation(camino::Utf8Path::new(side.path.as_str()))).transpose()?;
+    let all = txns::list(paths)?;
+    let drift = generation.as_ref().map_or_else(Vec::new, |g| drift(paths, g));
+    Ok(NodeStatus {
+        tool: tool.to_owned(),
+        boot: BootClock::new().now().boot,
+        current,
+        generation,
+        foreign_profile,
+        open: all.iter().filter(|t| t.is_open()).filter_map(of).collect(),
+        last: all.iter().rev().find(|t| t.state().is_some_and(State::is_final)).and_then(of),
+        lock: lock::owner(paths)?,
+        releases: releases::list(paths)?,
+        engine: units.status(ENGINE_UNIT).ok(),
+        drift,
+        decision_key: peer::public_key_if_any(paths),
+        host_keys: peer::host_keys(paths).unwrap_or_default(),
+    })
+}
+
+fn of(txn: &txns::Txn) -> Option<TxnStatus> {
+    let why = match txn.records.last()? {
+        Record::RolledBack { why, .. } | Record::RollingBack { why, .. } | Record::InDoubt { why } => Some(why.clone()),
+        Record::Stuck { why, mismatches } => Some(format!("{why}: {}", mismatches.join("; "))),
+        _ => None,
+    };
+    Some(TxnStatus {
+        txn: txn.id.clone(),
+        state: txn.state()?,
+        owner: txn.spec().map(|s| s.owner.clone()).unwrap_or_default(),
+        deadline_millis: txn.deadline().map_or(0, |d| d.left_millis(&BootClock::new().now())),
+        why,
+        torn: txn.torn,
+    })
+}
+
+/// Managed files that someone edited or removed.
+fn drift(paths: &HostPaths, generation: &Generation) -> Vec<String> {
+    let differs =
+        |path: &str, wanted: &sparklane_lane::generation::ManagedFile| match files::look(&paths.managed(path), 0) {
+            Ok(Found::Known(Before::File { sha256, mode, .. })) => sha256 != wanted.sha256 || mode != wanted.mode,
+            _ => true,
+        };
+    generation.files.iter().filter(|(path, file)| differs(path, file)).map(|(path, _)| path.clone()).collect()
+}

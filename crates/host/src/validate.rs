@@ -1,0 +1,48 @@
+//! Files are checked by the program that will read them before one of them is placed (design.md section 5).
+
+use camino::Utf8Path;
+use sparklane_lane::Generation;
+use sparklane_lane::generation::FileKind;
+
+use crate::error::HostError;
+use crate::files;
+use crate::process;
+
+/// Checks every managed file of a closure; `scratch` is an empty folder for checks that need a tree.
+///
+/// # Errors
+/// All refusals at once, each with the checker's words.
+pub fn check(closure: &Utf8Path, generation: &Generation, scratch: &Utf8Path) -> Result<(), HostError> {
+    let mut refused = Vec::new();
+    for (path, file) in &generation.files {
+        let content = closure.join(path.trim_start_matches('/'));
+        match std::fs::read(&content) {
+            Ok(bytes) if files::sha256(&bytes) == file.sha256 => {}
+            Ok(_) => refused.push(format!("{content}: is not the content that generation.json names")),
+            Err(error) => refused.push(format!("{content}: {error}")),
+        }
+        if let Err(error) = check_kind(file.kind, path, &content, scratch) {
+            refused.push(format!("{path}: {error}"));
+        }
+    }
+    if refused.is_empty() { Ok(()) } else { Err(HostError::Refused(refused.join("; "))) }
+}
+
+fn check_kind(kind: FileKind, path: &str, content: &Utf8Path, scratch: &Utf8Path) -> Result<(), HostError> {
+    match kind {
+        FileKind::Sudoers => process::run("visudo", &["-c", "-q", "-f", content.as_str()]).map(drop),
+        FileKind::Sshd => process::run("sshd", &["-t", "-f", content.as_str()]).map(drop),
+        FileKind::Netplan => {
+            let placed = scratch.join(path.trim_start_matches('/'));
+            let bytes = std::fs::read(content).map_err(HostError::file("read", content))?;
+            files::write_atomic(&placed, &bytes, 0o600)?;
+            process::run("netplan", &["generate", "--root-dir", scratch.as_str()]).map(drop)
+        }
+        // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax.
+        FileKind::Unit if path.ends_with(".service") => {
+            process::run("systemd-analyze", &["verify", "--recursive-errors=no", "--man=no", content.as_str()])
+                .map(drop)
+        }
+        FileKind::Unit | FileKind::Sysctl | FileKind::Limits | FileKind::Tmpfiles | FileKind::Plain => Ok(()),
+    }
+}
