@@ -54,6 +54,16 @@ fn argv_and_env_are_golden() {
 }
 
 #[test]
+fn a_generation_survives_its_file() {
+    for generation in generations(&common::catalog()) {
+        let bytes = generation.canonical().unwrap();
+        let read: Generation = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(read, generation);
+        assert_eq!(read.canonical().unwrap(), bytes);
+    }
+}
+
+#[test]
 fn the_labs_first_two_lanes_differ_in_one_flag() {
     let catalog = common::catalog();
     let of = |lane: &str| render_all(catalog.input("lab", lane).unwrap()).unwrap();
