@@ -3,5 +3,7 @@
 lib.build system "apps" "sparklane-apps" {
   tool = lib.tool system system;
   names = [ "sparklane" "deploy" "rollback" "status" "releases" "plan" "lane" ];
-  inherit catalog flake prebuilt;
+  inherit catalog flake;
+  # What a later build of the same flake must override; null when the tool came from nixpkgs.
+  prebuilt = if lib.fromSource then null else "${prebuilt}";
 }
