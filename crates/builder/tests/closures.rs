@@ -1,5 +1,7 @@
 //! Closures as Nix would have them built, and checks that fail when they should.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a helper that fails fails its test
+
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
@@ -213,7 +215,8 @@ fn deploy_rs_gets_only_what_it_reads() {
         store.check(What::CheckDeployRs, &[], json!({"nodes": {"n": node}}))
     };
     assert_eq!(check(|_| {}).unwrap(), "deploy.nodes.n\n");
-    let cases: [(fn(&mut Value), &str); 7] = [
+    type Change = fn(&mut Value);
+    let cases: [(Change, &str); 7] = [
         (|n| n["hostnam"] = json!("x"), "deploy.nodes.n: has unknown keys"),
         (|n| n["profiles"]["sparklane"]["tempPath"] = json!("/tmp"), "tempPath is not /run"),
         (|n| n["profiles"]["sparklane"]["confirmTimeout"] = json!(65_536), "a time is outside 1 to 65535"),
@@ -246,10 +249,10 @@ fn a_package_is_a_static_program_of_its_system() {
 fn apps_name_their_flake() {
     let store = Store::new();
     let attrs = json!({"tool": store.path("tool"), "names": ["deploy", "lane"], "flake": "/f", "prebuilt": null,
-        "catalog": {"lanes": {}}});
+        "prebuiltInput": "prebuilt", "catalog": {"lanes": {}}});
     let out = store.build(What::Apps, "apps", attrs).unwrap();
     assert_eq!(out.join("bin/deploy").read_link_utf8().unwrap(), store.path("tool/bin/sparklane"));
     let flake: Value = serde_json::from_slice(&fs::read(out.join("share/sparklane/flake.json")).unwrap()).unwrap();
-    assert_eq!(flake, json!({"flake": "/f", "prebuilt": null}));
+    assert_eq!(flake, json!({"flake": "/f", "prebuilt": null, "prebuiltInput": "prebuilt"}));
     assert!(out.join("share/sparklane/lanes.json").exists());
 }

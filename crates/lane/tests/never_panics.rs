@@ -1,5 +1,7 @@
 //! Whatever a file says, reading it ends in a value or in problems.
 
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a helper that fails fails its test
+
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use sparklane_lane::catalog::{Catalog, RawCatalog, read_weights};
