@@ -112,37 +112,22 @@ fn run_up(paths: Paths, up: Up, as_json: bool) -> miette::Result<ExitCode> {
         Some(dir) => Some(dir),
         None => checkout(),
     };
-    let prebuilt = up.prebuilt.or_else(|| {
-        flake
-            .as_ref()
-            .map(|f| f.join("prebuilt"))
-            .filter(|p| p.exists())
-    });
+    let prebuilt = up.prebuilt.or_else(|| flake.as_ref().map(|f| f.join("prebuilt")).filter(|p| p.exists()));
     if flake.is_none() {
         eprintln!("note: not in a checkout, so control has no /root/sparklane (say --flake DIR)");
     }
     if prebuilt.is_none() {
-        eprintln!(
-            "note: no prebuilt programs, so nothing can be deployed; make them with: cargo xtask prebuilt"
-        );
+        eprintln!("note: no prebuilt programs, so nothing can be deployed; make them with: cargo xtask prebuilt");
     }
-    let options = UpOptions {
-        flake,
-        prebuilt,
-        state_size_mib: up.state_size,
-    };
-    let lab = Lab::up(paths, &options, &|text| eprintln!("{text}"))
-        .into_diagnostic()
-        .wrap_err("the lab is not up")?;
+    let options = UpOptions { flake, prebuilt, state_size_mib: up.state_size };
+    let lab = Lab::up(paths, &options, &|text| eprintln!("{text}")).into_diagnostic().wrap_err("the lab is not up")?;
     show(lab.paths(), as_json)
 }
 
 /// The checkout that holds the current folder: where `flake.nix` or `.git` is.
 fn checkout() -> Option<Utf8PathBuf> {
     let here = Utf8PathBuf::from_path_buf(std::env::current_dir().ok()?).ok()?;
-    here.ancestors()
-        .find(|d| d.join(".git").exists())
-        .map(Utf8PathBuf::from)
+    here.ancestors().find(|d| d.join(".git").exists()).map(Utf8PathBuf::from)
 }
 
 fn show(paths: &Paths, as_json: bool) -> miette::Result<ExitCode> {
@@ -152,20 +137,12 @@ fn show(paths: &Paths, as_json: bool) -> miette::Result<ExitCode> {
     } else {
         print(&status);
     }
-    Ok(if status.up {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(1)
-    })
+    Ok(if status.up { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
 fn print(status: &Status) {
     for node in &status.nodes {
-        let addresses: Vec<String> = node
-            .addresses
-            .iter()
-            .map(|(net, a)| format!("{net} {a}"))
-            .collect();
+        let addresses: Vec<String> = node.addresses.iter().map(|(net, a)| format!("{net} {a}")).collect();
         println!("{:8} {:9} {}", node.name, node.state, addresses.join("  "));
     }
     if !status.cut.is_empty() {
@@ -174,22 +151,12 @@ fn print(status: &Status) {
 }
 
 fn shell(node: &str, argv: &[String]) -> miette::Result<ExitCode> {
-    let argv: Vec<&str> = if argv.is_empty() {
-        vec!["bash", "-l"]
-    } else {
-        argv.iter().map(String::as_str).collect()
-    };
+    let argv: Vec<&str> = if argv.is_empty() { vec!["bash", "-l"] } else { argv.iter().map(String::as_str).collect() };
     let mut command = attach()?.command(node, &argv).into_diagnostic()?;
     if std::io::stdin().is_terminal() {
-        command.env(
-            "TERM",
-            std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned()),
-        );
+        command.env("TERM", std::env::var("TERM").unwrap_or_else(|_| "xterm".to_owned()));
     }
     // The command takes this process's place, so its exit code and signals are exactly its own.
-    let error: LabError = LabError::Io {
-        what: "start nsenter".to_owned(),
-        source: command.exec(),
-    };
+    let error: LabError = LabError::Io { what: "start nsenter".to_owned(), source: command.exec() };
     Err(miette!("{error}"))
 }

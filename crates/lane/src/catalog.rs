@@ -84,38 +84,17 @@ impl Catalog {
     #[must_use]
     pub fn read(raw: &RawCatalog) -> (Self, Vec<FileProblem>) {
         let mut problems = Vec::new();
-        let mut catalog = Self {
-            deviations: raw.deviations.clone(),
-            ..Self::default()
-        };
+        let mut catalog = Self { deviations: raw.deviations.clone(), ..Self::default() };
         for (name, value) in &raw.lanes {
-            let lane = read_named(
-                value,
-                &lane_file(name),
-                name,
-                |l: &Lane| l.name.as_str(),
-                &mut problems,
-            );
+            let lane = read_named(value, &lane_file(name), name, |l: &Lane| l.name.as_str(), &mut problems);
             catalog.lanes.extend(lane.map(|l| (name.clone(), l)));
         }
         for (name, value) in &raw.clusters {
-            let cluster = read_named(
-                value,
-                &cluster_file(name),
-                name,
-                |c: &Cluster| c.name.as_str(),
-                &mut problems,
-            );
+            let cluster = read_named(value, &cluster_file(name), name, |c: &Cluster| c.name.as_str(), &mut problems);
             catalog.clusters.extend(cluster.map(|c| (name.clone(), c)));
         }
         for (name, value) in &raw.images {
-            let image = read_named(
-                value,
-                &image_file(name),
-                name,
-                |i: &ImageSpec| &i.name,
-                &mut problems,
-            );
+            let image = read_named(value, &image_file(name), name, |i: &ImageSpec| &i.name, &mut problems);
             catalog.images.extend(image.map(|i| (name.clone(), i)));
         }
         for (name, text) in &raw.weights {
@@ -143,23 +122,12 @@ impl Catalog {
         }
     }
 
-    fn resolve<'a>(
-        &'a self,
-        cluster: &'a Cluster,
-        lane: &'a Lane,
-    ) -> Result<Input<'a>, Vec<Problem>> {
+    fn resolve<'a>(&'a self, cluster: &'a Cluster, lane: &'a Lane) -> Result<Input<'a>, Vec<Problem>> {
         let image = find(&self.images, &lane.image, "image", "image");
         let weights = lane.model.weights.as_deref();
-        let weights = weights
-            .map(|w| find(&self.weights, w, "weights manifest", "model.weights"))
-            .transpose();
+        let weights = weights.map(|w| find(&self.weights, w, "weights manifest", "model.weights")).transpose();
         match (image, weights) {
-            (Ok(image), Ok(weights)) => Ok(Input {
-                cluster,
-                lane,
-                image,
-                weights,
-            }),
+            (Ok(image), Ok(weights)) => Ok(Input { cluster, lane, image, weights }),
             (image, weights) => Err(image.err().into_iter().chain(weights.err()).collect()),
         }
     }
@@ -167,10 +135,7 @@ impl Catalog {
     /// Lanes that a cluster's machines can run, by name.
     #[must_use]
     pub fn lanes_of<'a>(&'a self, cluster: &'a Cluster) -> Vec<Input<'a>> {
-        let inputs = self
-            .lanes
-            .values()
-            .filter_map(|lane| self.resolve(cluster, lane).ok());
+        let inputs = self.lanes.values().filter_map(|lane| self.resolve(cluster, lane).ok());
         inputs.filter(|i| rules::fits(i)).collect()
     }
 
@@ -183,12 +148,7 @@ impl Catalog {
         let mut problems = Vec::new();
         for cluster in self.clusters.values() {
             let mut found = rules::check_cluster(cluster);
-            let default = find(
-                &self.lanes,
-                cluster.default_lane.as_str(),
-                "lane",
-                "defaultLane",
-            );
+            let default = find(&self.lanes, cluster.default_lane.as_str(), "lane", "defaultLane");
             found.extend(default.err());
             problems.extend(in_file(&cluster_file(cluster.name.as_str()), found));
         }
@@ -217,9 +177,7 @@ impl Catalog {
 /// True when one of the files is refused.
 #[must_use]
 pub fn any_refused(problems: &[FileProblem]) -> bool {
-    problems
-        .iter()
-        .any(|p| refused(std::slice::from_ref(&p.problem)))
+    problems.iter().any(|p| refused(std::slice::from_ref(&p.problem)))
 }
 
 /// Reads the text of a weights manifest.
@@ -227,14 +185,9 @@ pub fn any_refused(problems: &[FileProblem]) -> bool {
 /// # Errors
 /// All problems of the file.
 pub fn read_weights(name: &str, text: &str) -> Result<WeightsRef, Vec<Problem>> {
-    let value: Value =
-        serde_json::from_str(text).map_err(|e| vec![Problem::error("", e.to_string())])?;
+    let value: Value = serde_json::from_str(text).map_err(|e| vec![Problem::error("", e.to_string())])?;
     let manifest = WeightsManifest::read(&value)?;
-    Ok(WeightsRef {
-        name: name.to_owned(),
-        manifest,
-        sha256: sha256_hex(text.as_bytes()),
-    })
+    Ok(WeightsRef { name: name.to_owned(), manifest, sha256: sha256_hex(text.as_bytes()) })
 }
 
 /// Path of a lane's file in the flake.
@@ -263,26 +216,15 @@ pub fn weights_file(name: &str) -> String {
 
 fn in_file(file: &str, problems: Vec<Problem>) -> impl Iterator<Item = FileProblem> {
     let file = file.to_owned();
-    problems.into_iter().map(move |problem| FileProblem {
-        file: file.clone(),
-        problem,
-    })
+    problems.into_iter().map(move |problem| FileProblem { file: file.clone(), problem })
 }
 
-fn find<'a, T>(
-    map: &'a BTreeMap<String, T>,
-    name: &str,
-    what: &str,
-    path: &str,
-) -> Result<&'a T, Problem> {
+fn find<'a, T>(map: &'a BTreeMap<String, T>, name: &str, what: &str, path: &str) -> Result<&'a T, Problem> {
     map.get(name).ok_or_else(|| {
         let problem = Problem::error(path, format!("there is no {what} {name:?}"));
         match closest(name, map.keys().map(String::as_str)) {
             Some(near) => problem.suggest(format!("did you mean `{near}`?")),
-            None => problem.suggest(format!(
-                "there are: {}",
-                map.keys().cloned().collect::<Vec<_>>().join(", ")
-            )),
+            None => problem.suggest(format!("there are: {}", map.keys().cloned().collect::<Vec<_>>().join(", "))),
         }
     })
 }
@@ -296,10 +238,7 @@ fn read_named<T: serde::de::DeserializeOwned + schemars::JsonSchema>(
 ) -> Option<T> {
     let found = match reader::read::<T>(value) {
         Ok(read) if own_name(&read) == name => return Some(read),
-        Ok(read) => vec![Problem::error(
-            "name",
-            format!("is {:?}, but the file is {file}", own_name(&read)),
-        )],
+        Ok(read) => vec![Problem::error("name", format!("is {:?}, but the file is {file}", own_name(&read)))],
         Err(found) => found,
     };
     problems.extend(in_file(file, found));

@@ -131,13 +131,7 @@ fn yes() -> bool {
 
 impl Default for Host {
     fn default() -> Self {
-        Self {
-            unit: true,
-            tmpfiles: true,
-            rails: None,
-            sysctl: BTreeMap::new(),
-            memlock: false,
-        }
+        Self { unit: true, tmpfiles: true, rails: None, sysctl: BTreeMap::new(), memlock: false }
     }
 }
 

@@ -43,9 +43,7 @@ impl NodeDiff {
     /// True when nothing differs.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sections()
-            .iter()
-            .all(|(_, changes)| changes.is_empty())
+        self.sections().iter().all(|(_, changes)| changes.is_empty())
     }
 
     fn sections(&self) -> [(&'static str, &[Change]); 6] {
@@ -66,11 +64,7 @@ impl fmt::Display for NodeDiff {
         if self.is_empty() {
             return writeln!(f, "  no change");
         }
-        for (title, changes) in self
-            .sections()
-            .into_iter()
-            .filter(|(_, changes)| !changes.is_empty())
-        {
+        for (title, changes) in self.sections().into_iter().filter(|(_, changes)| !changes.is_empty()) {
             writeln!(f, "  {title}")?;
             for Change { key, old, new } in changes {
                 match (old, new) {
@@ -108,10 +102,7 @@ pub fn argv_table(argv: &[String]) -> BTreeMap<String, String> {
     let mut places = 0;
     let mut rest = argv.iter().peekable();
     while let Some(arg) = rest.next() {
-        if let Some((flag, value)) = arg
-            .split_once('=')
-            .filter(|(flag, _)| flag.starts_with("--"))
-        {
+        if let Some((flag, value)) = arg.split_once('=').filter(|(flag, _)| flag.starts_with("--")) {
             table.insert(flag.to_owned(), value.to_owned());
         } else if arg.starts_with("--") {
             let value = rest.next_if(|next| !next.starts_with("--"));
@@ -126,24 +117,13 @@ pub fn argv_table(argv: &[String]) -> BTreeMap<String, String> {
 
 fn changes(old: &BTreeMap<String, String>, new: &BTreeMap<String, String>) -> Vec<Change> {
     let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
-    let change = |key: &String| Change {
-        key: key.clone(),
-        old: old.get(key).cloned(),
-        new: new.get(key).cloned(),
-    };
-    keys.into_iter()
-        .map(change)
-        .filter(|c| c.old != c.new)
-        .collect()
+    let change = |key: &String| Change { key: key.clone(), old: old.get(key).cloned(), new: new.get(key).cloned() };
+    keys.into_iter().map(change).filter(|c| c.old != c.new).collect()
 }
 
 fn files(generation: &Generation) -> BTreeMap<String, String> {
     let entry = |file: &crate::generation::ManagedFile| format!("{} {:o}", file.sha256, file.mode);
-    generation
-        .files
-        .iter()
-        .map(|(path, file)| (path.clone(), entry(file)))
-        .collect()
+    generation.files.iter().map(|(path, file)| (path.clone(), entry(file))).collect()
 }
 
 /// What the other sections do not show. The lane's own name is no difference of a node.
@@ -172,33 +152,20 @@ fn other(generation: &Generation) -> Value {
 /// Every leaf of a value by its path.
 fn flat(value: &impl Serialize) -> BTreeMap<String, String> {
     let mut leaves = BTreeMap::new();
-    walk(
-        "",
-        &serde_json::to_value(value).unwrap_or_default(),
-        &mut leaves,
-    );
+    walk("", &serde_json::to_value(value).unwrap_or_default(), &mut leaves);
     leaves
 }
 
 fn walk(path: &str, value: &Value, leaves: &mut BTreeMap<String, String>) {
     let below = |key: &str| {
-        if path.is_empty() {
-            key.to_owned()
-        } else {
-            format!("{path}.{key}")
-        }
+        if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
     };
     match value {
         Value::Null => {}
         Value::Object(map) => map.iter().for_each(|(key, v)| walk(&below(key), v, leaves)),
-        Value::Array(items) => items
-            .iter()
-            .enumerate()
-            .for_each(|(n, v)| walk(&below(&n.to_string()), v, leaves)),
+        Value::Array(items) => items.iter().enumerate().for_each(|(n, v)| walk(&below(&n.to_string()), v, leaves)),
         Value::String(text) => drop(leaves.insert(path.to_owned(), text.clone())),
-        Value::Bool(_) | Value::Number(_) => {
-            drop(leaves.insert(path.to_owned(), value.to_string()))
-        }
+        Value::Bool(_) | Value::Number(_) => drop(leaves.insert(path.to_owned(), value.to_string())),
     }
 }
 
@@ -209,9 +176,7 @@ mod tests {
     use crate::rules::fixture::case;
 
     fn head(case: &crate::rules::fixture::Case) -> Generation {
-        render(case.input(), &"head".parse().unwrap())
-            .unwrap()
-            .generation
+        render(case.input(), &"head".parse().unwrap()).unwrap().generation
     }
 
     #[test]
@@ -221,10 +186,7 @@ mod tests {
         case.lane.serve.max_num_seqs = Some(8);
         case.lane.env.insert("NCCL_DEBUG".into(), "WARN".into());
         let found = diff(&old, &head(&case));
-        assert_eq!(
-            found.to_string(),
-            "head:\n  argv\n    ~ --max-num-seqs 6 -> 8\n  env\n    + NCCL_DEBUG WARN\n"
-        );
+        assert_eq!(found.to_string(), "head:\n  argv\n    ~ --max-num-seqs 6 -> 8\n  env\n    + NCCL_DEBUG WARN\n");
         assert!(diff(&old, &old).is_empty());
     }
 
@@ -247,19 +209,7 @@ mod tests {
     fn arguments_become_a_table() {
         let argv = ["ray", "start", "--address=a:1", "--block", "--num", "-1"].map(str::to_owned);
         let table = argv_table(&argv);
-        let pairs: Vec<_> = table
-            .iter()
-            .map(|(k, v)| (k.as_str(), v.as_str()))
-            .collect();
-        assert_eq!(
-            pairs,
-            [
-                ("--address", "a:1"),
-                ("--block", ""),
-                ("--num", "-1"),
-                ("[0]", "ray"),
-                ("[1]", "start")
-            ]
-        );
+        let pairs: Vec<_> = table.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
+        assert_eq!(pairs, [("--address", "a:1"), ("--block", ""), ("--num", "-1"), ("[0]", "ray"), ("[1]", "start")]);
     }
 }

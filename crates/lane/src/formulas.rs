@@ -8,11 +8,7 @@ const CAPTURE_LIMIT: u64 = 512;
 #[must_use]
 pub fn capture_size(series: (u32, u32), seqs: u32, draft_tokens: u32) -> u64 {
     let step = u64::from(seqs).saturating_mul(u64::from(draft_tokens) + 1);
-    if series >= (0, 25) {
-        step.saturating_mul(2).min(CAPTURE_LIMIT)
-    } else {
-        step
-    }
+    if series >= (0, 25) { step.saturating_mul(2).min(CAPTURE_LIMIT) } else { step }
 }
 
 /// Whole blocks in a pinned KV cache, and the bytes that no block uses.
@@ -23,11 +19,7 @@ pub fn kv_blocks(pinned: u64, block: u64) -> Option<(u64, u64)> {
 
 /// Bytes that one rank may use of its node's memory.
 #[must_use]
-#[allow(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss
-)]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn memory_budget(memory: u64, utilization: f64) -> u64 {
     // Sizes of machines fit a double's 53 bits; a cast from float saturates.
     (memory as f64 * utilization) as u64
@@ -50,20 +42,13 @@ mod tests {
             ((0, 25), 8, 3, 64),
             ((0, 21), 12, 3, 48),
         ] {
-            assert_eq!(
-                capture_size(series, seqs, draft),
-                expected,
-                "{series:?} {seqs} {draft}"
-            );
+            assert_eq!(capture_size(series, seqs, draft), expected, "{series:?} {seqs} {draft}");
         }
     }
 
     #[test]
     fn the_kits_pin_is_twenty_thousand_blocks() {
-        assert_eq!(
-            kv_blocks(21_316_272_128, 1_065_792),
-            Some((20_000, 432_128))
-        );
+        assert_eq!(kv_blocks(21_316_272_128, 1_065_792), Some((20_000, 432_128)));
         assert_eq!(kv_blocks(1, 0), None);
     }
 

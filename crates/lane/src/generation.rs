@@ -214,11 +214,7 @@ pub enum GateScope {
 
 /// What a gate checks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    rename_all = "kebab-case",
-    rename_all_fields = "camelCase",
-    tag = "kind"
-)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "kind")]
 pub enum GateKind {
     /// A unit is active; `failed` ends the wait at once.
     Unit {

@@ -73,19 +73,14 @@ macro_rules! text_id {
 }
 
 pub(crate) fn is_hex(text: &str, len: usize) -> bool {
-    text.len() == len
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
+    text.len() == len && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
 }
 
 /// True for names that are safe as a file name, a unit instance and a host label.
 fn is_name(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
 text_id!(
@@ -169,9 +164,7 @@ impl StorePath {
 }
 
 /// What a node is in its cluster. The head is rank 0, holds the releases and decides every transaction.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// Rank 0: serves the API, decides.
@@ -198,9 +191,7 @@ impl fmt::Display for Role {
 }
 
 /// A Nix system double that a node can have.
-#[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum System {
     /// DGX Spark.
     #[serde(rename = "aarch64-linux")]
@@ -255,14 +246,8 @@ mod tests {
         assert!("../x".parse::<NodeName>().is_err());
         assert!("".parse::<TxnId>().is_err());
         assert!("/nix/store/short-x".parse::<StorePath>().is_err());
-        assert!(
-            "/nix/store/00000000000000000000000000000000-a/b"
-                .parse::<StorePath>()
-                .is_err()
-        );
-        let ok: StorePath = "/nix/store/00000000000000000000000000000000-a"
-            .parse()
-            .unwrap();
+        assert!("/nix/store/00000000000000000000000000000000-a/b".parse::<StorePath>().is_err());
+        let ok: StorePath = "/nix/store/00000000000000000000000000000000-a".parse().unwrap();
         assert_eq!(ok.base_name(), "00000000000000000000000000000000-a");
     }
 }

@@ -104,10 +104,7 @@ impl ImageSpec {
     #[must_use]
     pub fn env_meaning(&self, name: &str) -> EnvMeaning {
         let listed = |names: &[String]| {
-            names.iter().any(|n| {
-                n.strip_suffix('*')
-                    .map_or(n == name, |stem| name.starts_with(stem))
-            })
+            names.iter().any(|n| n.strip_suffix('*').map_or(n == name, |stem| name.starts_with(stem)))
         };
         if listed(&self.env.ignored) {
             EnvMeaning::Ignored
@@ -122,8 +119,6 @@ impl ImageSpec {
     #[must_use]
     pub fn pin_command(&self) -> String {
         let verb = if self.adopted { "adopt" } else { "pin" };
-        self.pin_with
-            .clone()
-            .unwrap_or_else(|| format!("sparklane image {verb} {}", self.name))
+        self.pin_with.clone().unwrap_or_else(|| format!("sparklane image {verb} {}", self.name))
     }
 }

@@ -55,12 +55,7 @@ pub struct Model {
 
 /// How the ranks find each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "camelCase",
-    deny_unknown_fields
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum Executor {
     /// A Ray cluster; the head runs its GCS.
     Ray {
@@ -98,11 +93,7 @@ fn api_port() -> u16 {
 
 impl Default for Api {
     fn default() -> Self {
-        Self {
-            host: loopback(),
-            port: api_port(),
-            key_file: None,
-        }
+        Self { host: loopback(), port: api_port(), key_file: None }
     }
 }
 
@@ -255,12 +246,7 @@ fn interval_secs() -> u32 {
 
 /// What a lane's gate checks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(
-    tag = "kind",
-    rename_all = "kebab-case",
-    rename_all_fields = "camelCase",
-    deny_unknown_fields
-)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum GateCheck {
     /// A unit is active.
     Unit {

@@ -21,9 +21,7 @@ pub mod weights;
 pub use catalog::Catalog;
 pub use cluster::Cluster;
 pub use generation::{Generation, Peer};
-pub use ids::{
-    BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId,
-};
+pub use ids::{BadId, ClusterName, Digest, GenerationId, LaneName, NodeName, Role, StorePath, System, TxnId};
 pub use image::ImageSpec;
 pub use lane::Lane;
 pub use release::{Release, ReleaseNode};
@@ -33,8 +31,5 @@ pub use weights::WeightsManifest;
 #[must_use]
 pub fn sha256_hex(bytes: &[u8]) -> String {
     use sha2::{Digest as _, Sha256};
-    Sha256::digest(bytes)
-        .iter()
-        .map(|b| format!("{b:02x}"))
-        .collect()
+    Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect()
 }

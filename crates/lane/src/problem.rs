@@ -57,12 +57,7 @@ impl Problem {
     }
 
     fn new(severity: Severity, path: impl Into<String>, what: impl Into<String>) -> Self {
-        Self {
-            severity,
-            path: path.into(),
-            what: what.into(),
-            suggestion: None,
-        }
+        Self { severity, path: path.into(), what: what.into(), suggestion: None }
     }
 
     /// The same problem with advice.
@@ -75,11 +70,7 @@ impl Problem {
     /// The same problem under a key, e.g. of a file that holds several things.
     #[must_use]
     pub fn under(mut self, prefix: &str) -> Self {
-        self.path = if self.path.is_empty() {
-            prefix.to_owned()
-        } else {
-            format!("{prefix}.{}", self.path)
-        };
+        self.path = if self.path.is_empty() { prefix.to_owned() } else { format!("{prefix}.{}", self.path) };
         self
     }
 }
@@ -108,12 +99,7 @@ pub fn refused(problems: &[Problem]) -> bool {
 pub fn closest<'a>(given: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
-        .map(|c| {
-            (
-                strsim::damerau_levenshtein(&given.to_lowercase(), &c.to_lowercase()),
-                c,
-            )
-        })
+        .map(|c| (strsim::damerau_levenshtein(&given.to_lowercase(), &c.to_lowercase()), c))
         .filter(|(distance, c)| *distance <= 1 + c.len() / 4)
         .min()
         .map(|(_, c)| c)
@@ -125,23 +111,15 @@ mod tests {
 
     #[test]
     fn a_slip_is_recognised_and_a_stranger_is_not() {
-        assert_eq!(
-            closest("maxNumSeq", ["maxNumSeqs", "maxModelLen"]),
-            Some("maxNumSeqs")
-        );
+        assert_eq!(closest("maxNumSeq", ["maxNumSeqs", "maxModelLen"]), Some("maxNumSeqs"));
         assert_eq!(closest("colour", ["maxNumSeqs", "maxModelLen"]), None);
     }
 
     #[test]
     fn a_problem_names_its_key_and_advice() {
-        let p = Problem::error("host", "is bad")
-            .suggest("use 127.0.0.1")
-            .under("api");
+        let p = Problem::error("host", "is bad").suggest("use 127.0.0.1").under("api");
         assert_eq!(p.to_string(), "error: api.host: is bad (use 127.0.0.1)");
         assert!(refused(&[p]));
-        assert!(!refused(&[
-            Problem::warning("a", "b"),
-            Problem::note("a", "b")
-        ]));
+        assert!(!refused(&[Problem::warning("a", "b"), Problem::note("a", "b")]));
     }
 }

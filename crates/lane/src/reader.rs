@@ -18,10 +18,7 @@ use crate::problem::{Problem, closest};
 pub fn read<T: DeserializeOwned + JsonSchema>(value: &Value) -> Result<T, Vec<Problem>> {
     let schema = schemars::schema_for!(T);
     let root = schema.as_value();
-    let mut walk = Walk {
-        root,
-        problems: Vec::new(),
-    };
+    let mut walk = Walk { root, problems: Vec::new() };
     walk.check(root, value, "");
     if !walk.problems.is_empty() {
         return Err(walk.problems);
@@ -49,10 +46,7 @@ impl<'s> Walk<'s> {
             && !expected.iter().any(|t| has_type(value, t))
         {
             let expected = expected.join(" or ");
-            return self.fail(Problem::error(
-                path,
-                format!("is {}, expected {expected}", describe(value)),
-            ));
+            return self.fail(Problem::error(path, format!("is {}, expected {expected}", describe(value))));
         }
         if let Some(allowed) = schema.get("enum").and_then(Value::as_array) {
             self.check_choice(&allowed.iter().collect::<Vec<_>>(), value, path);
@@ -88,30 +82,15 @@ impl<'s> Walk<'s> {
                 (None, _) => {}
             }
         }
-        for key in schema
-            .get("required")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten()
-        {
+        for key in schema.get("required").and_then(Value::as_array).into_iter().flatten() {
             if let Some(key) = key.as_str().filter(|k| !map.contains_key(*k)) {
                 self.fail(Problem::error(join(path, key), "is missing"));
             }
         }
     }
 
-    fn unknown_key(
-        &mut self,
-        known: Option<&Map<String, Value>>,
-        map: &Map<String, Value>,
-        key: &str,
-        at: &str,
-    ) {
-        let free = known
-            .into_iter()
-            .flat_map(Map::keys)
-            .map(String::as_str)
-            .filter(|k| !map.contains_key(*k));
+    fn unknown_key(&mut self, known: Option<&Map<String, Value>>, map: &Map<String, Value>, key: &str, at: &str) {
+        let free = known.into_iter().flat_map(Map::keys).map(String::as_str).filter(|k| !map.contains_key(*k));
         let problem = Problem::error(at, "unknown key");
         self.fail(match closest(key, free) {
             Some(near) => problem.suggest(format!("did you mean `{near}`?")),
@@ -156,24 +135,14 @@ impl<'s> Walk<'s> {
     }
 
     fn check_text(&mut self, schema: &Value, text: &str, path: &str) {
-        if let Some(expected) = schema
-            .get("const")
-            .and_then(Value::as_str)
-            .filter(|c| *c != text)
-        {
-            self.fail(Problem::error(
-                path,
-                format!("is {text:?}, expected {expected:?}"),
-            ));
+        if let Some(expected) = schema.get("const").and_then(Value::as_str).filter(|c| *c != text) {
+            self.fail(Problem::error(path, format!("is {text:?}, expected {expected:?}")));
         }
         self.check_format(schema, text, path);
     }
 
     fn check_format(&mut self, schema: &Value, text: &str, path: &str) {
-        let format = schema
-            .get("format")
-            .and_then(Value::as_str)
-            .unwrap_or_default();
+        let format = schema.get("format").and_then(Value::as_str).unwrap_or_default();
         if let Err(bad) = ids::check_format(format, text) {
             self.fail(Problem::error(path, bad.to_string()));
         }
@@ -182,17 +151,10 @@ impl<'s> Walk<'s> {
     /// `Option<T>`, enumerations with documented values, and enumerations tagged by a key.
     fn check_variants(&mut self, variants: &'s [Value], value: &Value, path: &str) {
         let variants: Vec<&Value> = variants.iter().filter_map(|v| self.resolve(v)).collect();
-        if value.is_null()
-            && variants
-                .iter()
-                .any(|v| types_of(v).is_some_and(|t| t.contains(&"null")))
-        {
+        if value.is_null() && variants.iter().any(|v| types_of(v).is_some_and(|t| t.contains(&"null"))) {
             return;
         }
-        let solid: Vec<&Value> = variants
-            .into_iter()
-            .filter(|v| types_of(v).is_none_or(|t| t != ["null"]))
-            .collect();
+        let solid: Vec<&Value> = variants.into_iter().filter(|v| types_of(v).is_none_or(|t| t != ["null"])).collect();
         if let [only] = solid[..] {
             return self.check(only, value, path);
         }
@@ -209,10 +171,7 @@ impl<'s> Walk<'s> {
         }
         let names: Vec<&str> = choices.iter().filter_map(|c| c.as_str()).collect();
         let given = value.as_str().unwrap_or_default();
-        let problem = Problem::error(
-            path,
-            format!("is {value}, expected one of: {}", names.join(", ")),
-        );
+        let problem = Problem::error(path, format!("is {value}, expected one of: {}", names.join(", ")));
         self.fail(match closest(given, names) {
             Some(near) => problem.suggest(format!("did you mean `{near}`?")),
             None => problem,
@@ -221,10 +180,7 @@ impl<'s> Walk<'s> {
 
     fn check_tagged(&mut self, variants: &[&'s Value], value: &Value, path: &str) {
         let Some(map) = value.as_object() else {
-            return self.fail(Problem::error(
-                path,
-                format!("is {}, expected object", describe(value)),
-            ));
+            return self.fail(Problem::error(path, format!("is {}, expected object", describe(value))));
         };
         let Some(tag) = variants.first().and_then(|v| tag_of(v)).map(|(tag, _)| tag) else {
             return;
@@ -232,14 +188,10 @@ impl<'s> Walk<'s> {
         let Some(given) = map.get(tag) else {
             return self.fail(Problem::error(join(path, tag), "is missing"));
         };
-        match variants
-            .iter()
-            .find(|v| tag_of(v).is_some_and(|(_, name)| name == given))
-        {
+        match variants.iter().find(|v| tag_of(v).is_some_and(|(_, name)| name == given)) {
             Some(variant) => self.check(variant, value, path),
             None => {
-                let names: Vec<&Value> =
-                    variants.iter().filter_map(|v| Some(tag_of(v)?.1)).collect();
+                let names: Vec<&Value> = variants.iter().filter_map(|v| Some(tag_of(v)?.1)).collect();
                 self.check_choice(&names, given, &join(path, tag));
             }
         }
@@ -251,11 +203,7 @@ impl<'s> Walk<'s> {
 }
 
 fn join(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else {
-        format!("{path}.{key}")
-    }
+    if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 
 fn types_of(schema: &Value) -> Option<Vec<&str>> {
@@ -268,24 +216,12 @@ fn types_of(schema: &Value) -> Option<Vec<&str>> {
 
 fn choices_of(schema: &Value) -> Vec<&Value> {
     let constant = schema.get("const").into_iter();
-    constant
-        .chain(
-            schema
-                .get("enum")
-                .and_then(Value::as_array)
-                .into_iter()
-                .flatten(),
-        )
-        .collect()
+    constant.chain(schema.get("enum").and_then(Value::as_array).into_iter().flatten()).collect()
 }
 
 /// The key that tells a tagged variant apart, and its value.
 fn tag_of(schema: &Value) -> Option<(&str, &Value)> {
-    schema
-        .get("properties")?
-        .as_object()?
-        .iter()
-        .find_map(|(key, p)| Some((key.as_str(), p.get("const")?)))
+    schema.get("properties")?.as_object()?.iter().find_map(|(key, p)| Some((key.as_str(), p.get("const")?)))
 }
 
 fn has_type(value: &Value, name: &str) -> bool {
@@ -350,12 +286,7 @@ mod tests {
     }
 
     #[derive(Debug, Deserialize, JsonSchema)]
-    #[serde(
-        tag = "kind",
-        rename_all = "kebab-case",
-        rename_all_fields = "camelCase",
-        deny_unknown_fields
-    )]
+    #[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "camelCase", deny_unknown_fields)]
     #[allow(dead_code)]
     enum Shape {
         Disc { radius: u32 },
@@ -363,10 +294,7 @@ mod tests {
     }
 
     fn problems(value: &Value) -> Vec<String> {
-        read::<File>(value).map_or_else(
-            |p| p.iter().map(ToString::to_string).collect(),
-            |_| Vec::new(),
-        )
+        read::<File>(value).map_or_else(|p| p.iter().map(ToString::to_string).collect(), |_| Vec::new())
     }
 
     #[test]
@@ -394,18 +322,9 @@ mod tests {
     #[test]
     fn a_tag_is_checked_like_any_choice() {
         let found = problems(&json!({"name": "a", "shape": {"kind": "boxx"}}));
-        assert_eq!(
-            found,
-            ["error: shape.kind: is \"boxx\", expected one of: disc, box (did you mean `box`?)"]
-        );
-        assert_eq!(
-            problems(&json!({"name": "a", "shape": {}})),
-            ["error: shape.kind: is missing"]
-        );
-        assert_eq!(
-            problems(&json!({"name": "a", "shape": 3})),
-            ["error: shape: is 3, expected object"]
-        );
+        assert_eq!(found, ["error: shape.kind: is \"boxx\", expected one of: disc, box (did you mean `box`?)"]);
+        assert_eq!(problems(&json!({"name": "a", "shape": {}})), ["error: shape.kind: is missing"]);
+        assert_eq!(problems(&json!({"name": "a", "shape": 3})), ["error: shape: is 3, expected object"]);
         let found = problems(&json!({"name": "a", "shape": {"kind": "box", "side": 1, "sid": 2}}));
         assert_eq!(found, ["error: shape.sid: unknown key"]);
     }

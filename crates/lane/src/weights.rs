@@ -39,54 +39,33 @@ impl WeightsManifest {
     pub fn read(value: &serde_json::Value) -> Result<Self, Vec<Problem>> {
         let manifest: Self = reader::read(value)?;
         let problems = manifest.problems();
-        if problems.is_empty() {
-            Ok(manifest)
-        } else {
-            Err(problems)
-        }
+        if problems.is_empty() { Ok(manifest) } else { Err(problems) }
     }
 
     /// Bytes of all files.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.files
-            .iter()
-            .fold(0, |sum, f| sum.saturating_add(f.size))
+        self.files.iter().fold(0, |sum, f| sum.saturating_add(f.size))
     }
 
     fn problems(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
         if !is_hex(&self.revision, 40) {
-            problems.push(Problem::error(
-                "revision",
-                "is not a commit (40 hex digits)",
-            ));
+            problems.push(Problem::error("revision", "is not a commit (40 hex digits)"));
         }
         if self.model.split('/').filter(|p| !p.is_empty()).count() != 2 {
             problems.push(Problem::error("model", "is not a hub id (org/name)"));
         }
         for (n, file) in self.files.iter().enumerate() {
             if !is_hex(&file.sha256, 64) {
-                problems.push(Problem::error(
-                    format!("files[{n}].sha256"),
-                    "is not a sha256 (64 hex digits)",
-                ));
+                problems.push(Problem::error(format!("files[{n}].sha256"), "is not a sha256 (64 hex digits)"));
             }
-            let climbs = file
-                .path
-                .split('/')
-                .any(|part| matches!(part, "" | "." | ".."));
+            let climbs = file.path.split('/').any(|part| matches!(part, "" | "." | ".."));
             if climbs {
-                problems.push(Problem::error(
-                    format!("files[{n}].path"),
-                    "leaves the weights folder",
-                ));
+                problems.push(Problem::error(format!("files[{n}].path"), "leaves the weights folder"));
             }
             if self.files[..n].iter().any(|f| f.path == file.path) {
-                problems.push(Problem::error(
-                    format!("files[{n}].path"),
-                    format!("{:?} is listed twice", file.path),
-                ));
+                problems.push(Problem::error(format!("files[{n}].path"), format!("{:?} is listed twice", file.path)));
             }
         }
         problems
@@ -110,13 +89,9 @@ mod tests {
         for bad in ["../x", "/etc/passwd", "a//b", ".", ""] {
             assert!(with(bad).is_err(), "{bad}");
         }
-        let twice =
-            json!({"model": "a/b", "revision": "0".repeat(40), "files": [file("a"), file("a")]});
+        let twice = json!({"model": "a/b", "revision": "0".repeat(40), "files": [file("a"), file("a")]});
         assert!(WeightsManifest::read(&twice).is_err());
         let unpinned = json!({"model": "a", "revision": "main", "files": []});
-        assert_eq!(
-            WeightsManifest::read(&unpinned).map_err(|p| p.len()),
-            Err(2)
-        );
+        assert_eq!(WeightsManifest::read(&unpinned).map_err(|p| p.len()), Err(2));
     }
 }

@@ -8,21 +8,11 @@ use crate::lane::{Executor, Serve};
 
 /// Renders the argument vector of one node.
 pub(super) fn render(input: Input<'_>, node: &Node) -> Result<Vec<String>, RenderError> {
-    let Input {
-        cluster,
-        lane,
-        image,
-        ..
-    } = input;
-    let (_, head) = cluster
-        .head()
-        .ok_or_else(|| RenderError::NoHead(cluster.name.to_string()))?;
+    let Input { cluster, lane, image, .. } = input;
+    let (_, head) = cluster.head().ok_or_else(|| RenderError::NoHead(cluster.name.to_string()))?;
     if let (Executor::Ray { port }, false) = (lane.executor, node.role.decides()) {
         // Ray starts the rank itself; the worker only joins. The head's container entry starts the GCS.
-        let ray = image
-            .ray
-            .clone()
-            .ok_or_else(|| RenderError::NoRay(image.name.clone()))?;
+        let ray = image.ray.clone().ok_or_else(|| RenderError::NoRay(image.name.clone()))?;
         return Ok(vec![
             ray,
             "start".to_owned(),
@@ -63,10 +53,7 @@ pub fn flags_of(serve: &Serve) -> Vec<String> {
     let Ok(Value::Object(keys)) = serde_json::to_value(serve) else {
         return Vec::new();
     };
-    keys.iter()
-        .filter(|(key, _)| key.as_str() != "extraArgs")
-        .flat_map(|(key, value)| flag(key, value))
-        .collect()
+    keys.iter().filter(|(key, _)| key.as_str() != "extraArgs").flat_map(|(key, value)| flag(key, value)).collect()
 }
 
 fn flag(key: &str, value: &Value) -> Vec<String> {

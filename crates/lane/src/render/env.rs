@@ -31,17 +31,9 @@ pub const SET_BY_TOOL: [&str; 9] = [
 
 /// Renders the environment of one node: the image's layout, the lane's wishes, then the facts of the cluster.
 pub(super) fn render(input: Input<'_>, node: &Node) -> BTreeMap<String, String> {
-    let Input {
-        cluster,
-        lane,
-        image,
-        ..
-    } = input;
+    let Input { cluster, lane, image, .. } = input;
     let mut env = image.environment.clone();
-    let wishes = lane
-        .env
-        .iter()
-        .filter(|(name, _)| image.env_meaning(name) != EnvMeaning::Ignored);
+    let wishes = lane.env.iter().filter(|(name, _)| image.env_meaning(name) != EnvMeaning::Ignored);
     env.extend(wishes.map(|(name, value)| (name.clone(), value.clone())));
     let mut set = |name: &str, value: String| env.insert(name.to_owned(), value);
     set("VLLM_HOST_IP", node.rail1.address.clone());
@@ -49,10 +41,7 @@ pub(super) fn render(input: Input<'_>, node: &Node) -> BTreeMap<String, String> 
     set("GLOO_SOCKET_IFNAME", node.rail1.netdev.clone());
     set("HF_HUB_OFFLINE", "1".to_owned());
     if cluster.has(Absent::Rdma) {
-        let devices: Vec<&str> = [&node.rail1, &node.rail2]
-            .into_iter()
-            .filter_map(|r| r.rdma.as_deref())
-            .collect();
+        let devices: Vec<&str> = [&node.rail1, &node.rail2].into_iter().filter_map(|r| r.rdma.as_deref()).collect();
         set("NCCL_IB_HCA", devices.join(","));
     }
     for (variable, kind) in CACHE_KINDS {
@@ -63,15 +52,7 @@ pub(super) fn render(input: Input<'_>, node: &Node) -> BTreeMap<String, String> 
 
 /// Cache folders on the node by kind.
 pub(super) fn cache_roots(lane: &Lane) -> BTreeMap<String, String> {
-    CACHE_KINDS
-        .iter()
-        .map(|(_, kind)| {
-            (
-                (*kind).to_owned(),
-                format!("{STATE}/cache/{}/{kind}", lane.name),
-            )
-        })
-        .collect()
+    CACHE_KINDS.iter().map(|(_, kind)| ((*kind).to_owned(), format!("{STATE}/cache/{}/{kind}", lane.name))).collect()
 }
 
 /// Where a cache is in the container.

@@ -33,28 +33,11 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
     let host: &Host = &input.cluster.host;
     let mut files = BTreeMap::new();
     let mut add = |path: &str, mode: u32, kind: FileKind, body: String| {
-        files.insert(
-            path.to_owned(),
-            Rendered {
-                content: format!("{MADE_BY}{body}"),
-                mode,
-                kind,
-            },
-        );
+        files.insert(path.to_owned(), Rendered { content: format!("{MADE_BY}{body}"), mode, kind });
     };
     if host.unit {
-        add(
-            ENGINE_UNIT,
-            0o644,
-            FileKind::Unit,
-            engine_unit(input.lane.budgets.start_secs, engine.stop_secs),
-        );
-        add(
-            DROP_IN,
-            0o644,
-            FileKind::Unit,
-            "[Unit]\nWants=sparklane-engine.service\n".to_owned(),
-        );
+        add(ENGINE_UNIT, 0o644, FileKind::Unit, engine_unit(input.lane.budgets.start_secs, engine.stop_secs));
+        add(DROP_IN, 0o644, FileKind::Unit, "[Unit]\nWants=sparklane-engine.service\n".to_owned());
     }
     if host.tmpfiles {
         add(TMPFILES, 0o644, FileKind::Tmpfiles, tmpfiles(engine));
@@ -64,11 +47,7 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
         add(NETPLAN, 0o600, FileKind::Netplan, netplan(node, rails));
     }
     if !host.sysctl.is_empty() {
-        let body = host
-            .sysctl
-            .iter()
-            .map(|(key, value)| format!("{key} = {value}\n"))
-            .collect();
+        let body = host.sysctl.iter().map(|(key, value)| format!("{key} = {value}\n")).collect();
         add(SYSCTL, 0o644, FileKind::Sysctl, body);
     }
     if host.memlock {

@@ -80,16 +80,11 @@ pub enum RenderError {
 /// # Errors
 /// When cluster, lane and image do not fit together; [`crate::rules::check`] says so with keys.
 pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError> {
-    let Input {
-        cluster,
-        lane,
-        image,
-        ..
-    } = input;
-    let node = cluster.nodes.get(name).ok_or_else(|| RenderError::NoNode {
-        cluster: cluster.name.to_string(),
-        node: name.to_string(),
-    })?;
+    let Input { cluster, lane, image, .. } = input;
+    let node = cluster
+        .nodes
+        .get(name)
+        .ok_or_else(|| RenderError::NoNode { cluster: cluster.name.to_string(), node: name.to_string() })?;
     let engine = engine(input, node)?;
     let files = files::render(input, node, &engine);
     let generation = Generation {
@@ -100,11 +95,7 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
         role: node.role,
         rank: node.rank,
         system: node.system,
-        peers: cluster
-            .by_rank()
-            .into_iter()
-            .map(|(n, node)| peer(n, node))
-            .collect(),
+        peers: cluster.by_rank().into_iter().map(|(n, node)| peer(n, node)).collect(),
         image: Image {
             reference: image.reference.clone(),
             base: image.base.clone(),
@@ -115,20 +106,11 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
         weights: input.weights.map(weights),
         engine,
         gates: lane.gates.iter().map(|g| gate(lane, g)).collect(),
-        files: files
-            .iter()
-            .map(|(path, file)| (path.clone(), managed(file)))
-            .collect(),
-        budgets: Budgets {
-            start_secs: lane.budgets.start_secs,
-            confirm_secs: lane.budgets.confirm_secs,
-        },
+        files: files.iter().map(|(path, file)| (path.clone(), managed(file))).collect(),
+        budgets: Budgets { start_secs: lane.budgets.start_secs, confirm_secs: lane.budgets.confirm_secs },
         keep_releases: cluster.keep_releases,
     };
-    let files = files
-        .into_iter()
-        .map(|(path, file)| (path, file.content))
-        .collect();
+    let files = files.into_iter().map(|(path, file)| (path, file.content)).collect();
     Ok(Rendered { generation, files })
 }
 
@@ -137,12 +119,7 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
 /// # Errors
 /// As [`render`].
 pub fn render_all(input: Input<'_>) -> Result<Vec<Rendered>, RenderError> {
-    input
-        .cluster
-        .by_rank()
-        .into_iter()
-        .map(|(name, _)| render(input, name))
-        .collect()
+    input.cluster.by_rank().into_iter().map(|(name, _)| render(input, name)).collect()
 }
 
 fn engine(input: Input<'_>, node: &Node) -> Result<Engine, RenderError> {
@@ -156,12 +133,7 @@ fn engine(input: Input<'_>, node: &Node) -> Result<Engine, RenderError> {
         argv: argv::render(input, node)?,
         env: env::render(input, node),
         mounts: mounts(input, &cache_roots),
-        devices: container
-            .devices
-            .iter()
-            .filter(|_| cluster.has(Absent::Rdma))
-            .cloned()
-            .collect(),
+        devices: container.devices.iter().filter(|_| cluster.has(Absent::Rdma)).cloned().collect(),
         gpus: container.gpus && cluster.has(Absent::Gpu),
         capabilities: container.capabilities.clone(),
         ulimits: limits.map(|(name, bytes)| (name.clone(), *bytes)).collect(),
@@ -218,38 +190,19 @@ fn peer(name: &NodeName, node: &Node) -> Peer {
 }
 
 fn managed(file: &FileContent) -> ManagedFile {
-    ManagedFile {
-        mode: file.mode,
-        sha256: sha256_hex(file.content.as_bytes()),
-        kind: file.kind,
-    }
+    ManagedFile { mode: file.mode, sha256: sha256_hex(file.content.as_bytes()), kind: file.kind }
 }
 
 fn gate(lane: &Lane, gate: &LaneGate) -> Gate {
     // Gates run on the head itself; an API on all addresses answers on loopback too.
-    let host = if lane.api.host == "0.0.0.0" {
-        "127.0.0.1"
-    } else {
-        &lane.api.host
-    };
+    let host = if lane.api.host == "0.0.0.0" { "127.0.0.1" } else { &lane.api.host };
     let base = format!("http://{host}:{}", lane.api.port);
     let kind = match gate.check.clone() {
         GateCheck::Unit { unit } => GateKind::Unit { unit },
-        GateCheck::Http { path, status } => GateKind::Http {
-            url: format!("{base}{path}"),
-            status,
-        },
-        GateCheck::Tokens {
-            prompt,
-            max_tokens,
-            min_tokens,
-        } => GateKind::Tokens {
-            url: base,
-            model: lane.model.served_name.clone(),
-            prompt,
-            max_tokens,
-            min_tokens,
-        },
+        GateCheck::Http { path, status } => GateKind::Http { url: format!("{base}{path}"), status },
+        GateCheck::Tokens { prompt, max_tokens, min_tokens } => {
+            GateKind::Tokens { url: base, model: lane.model.served_name.clone(), prompt, max_tokens, min_tokens }
+        }
     };
     Gate {
         name: gate.name.clone(),

@@ -21,16 +21,9 @@ const NETDEV_MOST: usize = 15;
 
 fn ranks_count_from_the_head(cluster: &Cluster) -> Vec<Problem> {
     let mut problems = Vec::new();
-    let heads = cluster
-        .nodes
-        .values()
-        .filter(|n| n.role == Role::Head)
-        .count();
+    let heads = cluster.nodes.values().filter(|n| n.role == Role::Head).count();
     if heads != 1 {
-        problems.push(Problem::error(
-            "nodes",
-            format!("has {heads} heads, expected one"),
-        ));
+        problems.push(Problem::error("nodes", format!("has {heads} heads, expected one")));
     }
     for (expected, (name, node)) in (0u32..).zip(cluster.by_rank()) {
         if node.rank != expected {
@@ -38,10 +31,7 @@ fn ranks_count_from_the_head(cluster: &Cluster) -> Vec<Problem> {
             problems.push(Problem::error(format!("nodes.{name}.rank"), what));
         }
         if (node.role == Role::Head) != (node.rank == 0) {
-            problems.push(Problem::error(
-                format!("nodes.{name}.role"),
-                "the head, and only the head, has rank 0",
-            ));
+            problems.push(Problem::error(format!("nodes.{name}.role"), "the head, and only the head, has rank 0"));
         }
     }
     problems
@@ -51,26 +41,15 @@ fn rails_are_usable(cluster: &Cluster) -> Vec<Problem> {
     let mut problems = Vec::new();
     for (at, rail) in rails(cluster) {
         if rail.address.parse::<Ipv4Addr>().is_err() {
-            problems.push(Problem::error(
-                format!("{at}.address"),
-                format!("{:?} is not an IPv4 address", rail.address),
-            ));
+            problems
+                .push(Problem::error(format!("{at}.address"), format!("{:?} is not an IPv4 address", rail.address)));
         }
         if !(8..=30).contains(&rail.prefix) {
-            problems.push(Problem::error(
-                format!("{at}.prefix"),
-                format!("is {}, outside 8 to 30", rail.prefix),
-            ));
+            problems.push(Problem::error(format!("{at}.prefix"), format!("is {}, outside 8 to 30", rail.prefix)));
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if rail.netdev.is_empty()
-            || rail.netdev.len() > NETDEV_MOST
-            || !rail.netdev.chars().all(plain)
-        {
-            problems.push(Problem::error(
-                format!("{at}.netdev"),
-                format!("{:?} is no interface name", rail.netdev),
-            ));
+        if rail.netdev.is_empty() || rail.netdev.len() > NETDEV_MOST || !rail.netdev.chars().all(plain) {
+            problems.push(Problem::error(format!("{at}.netdev"), format!("{:?} is no interface name", rail.netdev)));
         }
     }
     problems
@@ -82,37 +61,24 @@ fn rails_are_distinct(cluster: &Cluster) -> Vec<Problem> {
     let mut addresses = BTreeSet::new();
     for (at, rail) in rails(cluster) {
         if !addresses.insert(&rail.address) {
-            problems.push(Problem::error(
-                format!("{at}.address"),
-                format!("{} is used twice", rail.address),
-            ));
+            problems.push(Problem::error(format!("{at}.address"), format!("{} is used twice", rail.address)));
         }
     }
     let head = cluster.head().map(|(_, node)| node);
     for (name, node) in &cluster.nodes {
         if node.rail1.netdev == node.rail2.netdev {
-            problems.push(Problem::error(
-                format!("nodes.{name}.rail2.netdev"),
-                "is the netdev of rail1 too",
-            ));
+            problems.push(Problem::error(format!("nodes.{name}.rail2.netdev"), "is the netdev of rail1 too"));
         }
         if subnet(&node.rail1).is_some_and(|s| Some(s) == subnet(&node.rail2)) {
-            problems.push(Problem::error(
-                format!("nodes.{name}.rail2.address"),
-                "is in the subnet of rail1",
-            ));
+            problems.push(Problem::error(format!("nodes.{name}.rail2.address"), "is in the subnet of rail1"));
         }
-        for (key, own, heads) in [
-            ("rail1", &node.rail1, head.map(|h| &h.rail1)),
-            ("rail2", &node.rail2, head.map(|h| &h.rail2)),
-        ] {
+        for (key, own, heads) in
+            [("rail1", &node.rail1, head.map(|h| &h.rail1)), ("rail2", &node.rail2, head.map(|h| &h.rail2))]
+        {
             if let (Some(own), Some(heads)) = (subnet(own), heads.and_then(subnet))
                 && own != heads
             {
-                problems.push(Problem::error(
-                    format!("nodes.{name}.{key}.address"),
-                    "is not in the head's subnet",
-                ));
+                problems.push(Problem::error(format!("nodes.{name}.{key}.address"), "is not in the head's subnet"));
             }
         }
     }
@@ -122,45 +88,31 @@ fn rails_are_distinct(cluster: &Cluster) -> Vec<Problem> {
 fn rdma_is_everywhere(cluster: &Cluster) -> Vec<Problem> {
     let expected = cluster.has(Absent::Rdma);
     let odd = rails(cluster).filter(|(_, rail)| rail.rdma.is_some() != expected);
-    let what = if expected {
-        "is missing"
-    } else {
-        "is set, but the cluster declares rdma absent"
-    };
-    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what))
-        .collect()
+    let what = if expected { "is missing" } else { "is set, but the cluster declares rdma absent" };
+    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what)).collect()
 }
 
 fn releases_are_kept(cluster: &Cluster) -> Vec<Problem> {
     if cluster.keep_releases >= 2 {
         return Vec::new();
     }
-    vec![Problem::error(
-        "keepReleases",
-        format!("is {}: nothing to roll back to", cluster.keep_releases),
-    )]
+    vec![Problem::error("keepReleases", format!("is {}: nothing to roll back to", cluster.keep_releases))]
 }
 
 fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
-    let bad = cluster.trusted_key.as_deref().is_some_and(|k| {
-        k.split_once(':')
-            .is_none_or(|(n, b)| n.is_empty() || b.len() != 44)
-    });
+    let bad = cluster
+        .trusted_key
+        .as_deref()
+        .is_some_and(|k| k.split_once(':').is_none_or(|(n, b)| n.is_empty() || b.len() != 44));
     if !bad {
         return Vec::new();
     }
-    vec![Problem::error(
-        "trustedKey",
-        "is not a Nix public key (name:base64)",
-    )]
+    vec![Problem::error("trustedKey", "is not a Nix public key (name:base64)")]
 }
 
 fn rails(cluster: &Cluster) -> impl Iterator<Item = (String, &Rail)> {
     cluster.by_rank().into_iter().flat_map(|(name, node)| {
-        [
-            (format!("nodes.{name}.rail1"), &node.rail1),
-            (format!("nodes.{name}.rail2"), &node.rail2),
-        ]
+        [(format!("nodes.{name}.rail1"), &node.rail1), (format!("nodes.{name}.rail2"), &node.rail2)]
     })
 }
 
@@ -193,48 +145,21 @@ mod tests {
     #[test]
     fn ranks() {
         assert_eq!(found(|c| node(c, "worker").rank = 2), ["nodes.worker.rank"]);
-        assert_eq!(
-            found(|c| node(c, "head").role = Role::Worker),
-            ["nodes", "nodes.head.role"]
-        );
+        assert_eq!(found(|c| node(c, "head").role = Role::Worker), ["nodes", "nodes.head.role"]);
         assert_eq!(found(|c| c.nodes.clear()), ["nodes"]);
     }
 
     #[test]
     fn rails() {
-        assert_eq!(
-            found(|c| node(c, "worker").rail1.address = "10.0.1".into()),
-            ["nodes.worker.rail1.address"]
-        );
-        assert_eq!(
-            found(|c| node(c, "worker").rail1.address = "10.0.1.1".into()),
-            ["nodes.worker.rail1.address"]
-        );
-        assert_eq!(
-            found(|c| node(c, "worker").rail1.address = "10.0.9.2".into()),
-            ["nodes.worker.rail1.address"]
-        );
+        assert_eq!(found(|c| node(c, "worker").rail1.address = "10.0.1".into()), ["nodes.worker.rail1.address"]);
+        assert_eq!(found(|c| node(c, "worker").rail1.address = "10.0.1.1".into()), ["nodes.worker.rail1.address"]);
+        assert_eq!(found(|c| node(c, "worker").rail1.address = "10.0.9.2".into()), ["nodes.worker.rail1.address"]);
         let both = |c: &mut Cluster| node(c, "worker").rail2.address = "10.0.1.3".into();
-        assert_eq!(
-            found(both),
-            ["nodes.worker.rail2.address", "nodes.worker.rail2.address"]
-        );
-        assert_eq!(
-            found(|c| node(c, "head").rail2.netdev = "rail1".into()),
-            ["nodes.head.rail2.netdev"]
-        );
-        assert_eq!(
-            found(|c| node(c, "head").rail2.netdev = "a-name-that-is-long".into()),
-            ["nodes.head.rail2.netdev"]
-        );
-        assert_eq!(
-            found(|c| node(c, "head").rail2.rdma = None),
-            ["nodes.head.rail2.rdma"]
-        );
-        assert!(
-            found(|c| node(c, "head").rail2.prefix = 40)
-                .contains(&"nodes.head.rail2.prefix".to_owned())
-        );
+        assert_eq!(found(both), ["nodes.worker.rail2.address", "nodes.worker.rail2.address"]);
+        assert_eq!(found(|c| node(c, "head").rail2.netdev = "rail1".into()), ["nodes.head.rail2.netdev"]);
+        assert_eq!(found(|c| node(c, "head").rail2.netdev = "a-name-that-is-long".into()), ["nodes.head.rail2.netdev"]);
+        assert_eq!(found(|c| node(c, "head").rail2.rdma = None), ["nodes.head.rail2.rdma"]);
+        assert!(found(|c| node(c, "head").rail2.prefix = 40).contains(&"nodes.head.rail2.prefix".to_owned()));
     }
 
     #[test]

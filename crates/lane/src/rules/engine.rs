@@ -15,10 +15,7 @@ pub(super) fn ranks_match_nodes(input: &Input<'_>) -> Vec<Problem> {
     if ranks == nodes {
         return Vec::new();
     }
-    vec![Problem::error(
-        "serve.tensorParallelSize",
-        format!("makes {ranks} ranks, the cluster has {nodes} nodes"),
-    )]
+    vec![Problem::error("serve.tensorParallelSize", format!("makes {ranks} ranks, the cluster has {nodes} nodes"))]
 }
 
 /// A batch larger than the largest captured one runs without CUDA graphs.
@@ -30,16 +27,12 @@ pub(super) fn capture_covers_decode(input: &Input<'_>) -> Vec<Problem> {
     let Some(series) = input.image.vllm_series() else {
         return Vec::new();
     };
-    let draft = serve
-        .speculative_config
-        .as_ref()
-        .map_or(0, |s| s.num_speculative_tokens);
+    let draft = serve.speculative_config.as_ref().map_or(0, |s| s.num_speculative_tokens);
     let needed = capture_size(series, seqs, draft);
     if u64::from(capture) >= needed {
         return Vec::new();
     }
-    let what =
-        format!("is {capture}: {seqs} sequences with {draft} drafted tokens leave CUDA graphs");
+    let what = format!("is {capture}: {seqs} sequences with {draft} drafted tokens leave CUDA graphs");
     vec![Problem::warning("serve.maxCudagraphCaptureSize", what).suggest(format!("use {needed}"))]
 }
 
@@ -60,21 +53,13 @@ pub(super) fn speculation_is_known(input: &Input<'_>) -> Vec<Problem> {
         }];
     };
     let mut problems = Vec::new();
-    let SpeculationRange {
-        min, max, sampling, ..
-    } = range;
+    let SpeculationRange { min, max, sampling, .. } = range;
     let depth = wanted.num_speculative_tokens;
     if !(*min..=*max).contains(&depth) {
-        let what = format!(
-            "is {depth}, image {} allows {min} to {max}",
-            input.image.name
-        );
+        let what = format!("is {depth}, image {} allows {min} to {max}", input.image.name);
         problems.push(Problem::error(format!("{at}.num_speculative_tokens"), what));
     }
-    if wanted
-        .draft_sample_method
-        .is_some_and(|m| !sampling.contains(&m))
-    {
+    if wanted.draft_sample_method.is_some_and(|m| !sampling.contains(&m)) {
         let what = format!("is not known to work on image {}", input.image.name);
         problems.push(Problem::error(format!("{at}.draft_sample_method"), what));
     }
@@ -83,24 +68,15 @@ pub(super) fn speculation_is_known(input: &Input<'_>) -> Vec<Problem> {
 
 /// A pinned KV cache is cut into blocks; what no block fills is lost.
 pub(super) fn kv_pin_is_whole_blocks(input: &Input<'_>) -> Vec<Problem> {
-    let (Some(pinned), Some(block)) = (
-        input.lane.serve.kv_cache_memory_bytes,
-        input.image.kv_block_bytes,
-    ) else {
+    let (Some(pinned), Some(block)) = (input.lane.serve.kv_cache_memory_bytes, input.image.kv_block_bytes) else {
         return Vec::new();
     };
     let at = "serve.kvCacheMemoryBytes";
     match kv_blocks(pinned, block) {
-        Some((0, _)) | None => vec![Problem::error(
-            at,
-            format!("is less than one block of {block} bytes"),
-        )],
+        Some((0, _)) | None => vec![Problem::error(at, format!("is less than one block of {block} bytes"))],
         Some((_, 0)) => Vec::new(),
         Some((blocks, unused)) => {
-            vec![Problem::note(
-                at,
-                format!("is {blocks} blocks of {block} bytes; {unused} bytes stay unused"),
-            )]
+            vec![Problem::note(at, format!("is {blocks} blocks of {block} bytes; {unused} bytes stay unused"))]
         }
     }
 }
@@ -121,24 +97,15 @@ pub(super) fn memory_is_enough(input: &Input<'_>) -> Vec<Problem> {
     let weights = input.weights.map_or(0, |w| w.manifest.bytes()) / ranks;
     let pinned = serve.kv_cache_memory_bytes.unwrap_or(0);
     let needed = weights.saturating_add(pinned);
-    let Some(memory) = input
-        .cluster
-        .nodes
-        .values()
-        .filter_map(|n| n.memory_bytes)
-        .min()
-    else {
+    let Some(memory) = input.cluster.nodes.values().filter_map(|n| n.memory_bytes).min() else {
         return Vec::new();
     };
     let budget = memory_budget(memory, share);
     if needed <= budget {
         return Vec::new();
     }
-    let at = if serve.kv_cache_memory_bytes.is_some() {
-        "serve.kvCacheMemoryBytes"
-    } else {
-        "serve.gpuMemoryUtilization"
-    };
+    let at =
+        if serve.kv_cache_memory_bytes.is_some() { "serve.kvCacheMemoryBytes" } else { "serve.gpuMemoryUtilization" };
     let what = format!(
         "needs {needed} bytes per node (weights {weights}, KV cache {pinned}), {share} of the smallest node is {budget}"
     );
@@ -149,10 +116,7 @@ pub(super) fn memory_is_enough(input: &Input<'_>) -> Vec<Problem> {
 pub(super) fn batches_hold_sequences(input: &Input<'_>) -> Vec<Problem> {
     let serve = &input.lane.serve;
     let mut problems = Vec::new();
-    for (key, value) in [
-        ("maxNumSeqs", serve.max_num_seqs),
-        ("maxNumBatchedTokens", serve.max_num_batched_tokens),
-    ] {
+    for (key, value) in [("maxNumSeqs", serve.max_num_seqs), ("maxNumBatchedTokens", serve.max_num_batched_tokens)] {
         if value == Some(0) {
             problems.push(Problem::error(format!("serve.{key}"), "is 0"));
         }
@@ -168,10 +132,7 @@ pub(super) fn batches_hold_sequences(input: &Input<'_>) -> Vec<Problem> {
 
 /// Since 0.26 leaving the flag out turns asynchronous scheduling on.
 pub(super) fn async_scheduling_is_said(input: &Input<'_>) -> Vec<Problem> {
-    let three_valued = input
-        .image
-        .vllm_series()
-        .is_some_and(|series| series >= (0, 26));
+    let three_valued = input.image.vllm_series().is_some_and(|series| series >= (0, 26));
     if !three_valued || input.lane.serve.async_scheduling.is_some() {
         return Vec::new();
     }
@@ -203,10 +164,7 @@ pub(super) fn extra_args_are_extra(input: &Input<'_>) -> Vec<Problem> {
         if let Some((_, source)) = FROM_ELSEWHERE.iter().find(|(name, _)| *name == flag) {
             problems.push(Problem::error(at, format!("{flag} comes from {source}")));
         } else if flag.starts_with("--") && keyed.iter().any(|k| k == flag) {
-            problems.push(Problem::error(
-                at,
-                format!("{flag} is set by a key of serve"),
-            ));
+            problems.push(Problem::error(at, format!("{flag} is set by a key of serve")));
         }
     }
     problems
@@ -216,10 +174,7 @@ pub(super) fn extra_args_are_extra(input: &Input<'_>) -> Vec<Problem> {
 pub(super) fn executor_is_in_image(input: &Input<'_>) -> Vec<Problem> {
     match input.lane.executor {
         Executor::Ray { .. } if input.image.ray.is_none() => {
-            vec![Problem::error(
-                "executor.kind",
-                format!("is ray, image {} has no ray", input.image.name),
-            )]
+            vec![Problem::error("executor.kind", format!("is ray, image {} has no ray", input.image.name))]
         }
         _ => Vec::new(),
     }
@@ -242,17 +197,11 @@ mod tests {
     fn capture() {
         let mut case = case();
         case.lane.serve.max_cudagraph_capture_size = Some(24);
-        assert_eq!(
-            case.found(),
-            [(Warning, "serve.maxCudagraphCaptureSize".into())]
-        );
+        assert_eq!(case.found(), [(Warning, "serve.maxCudagraphCaptureSize".into())]);
         case.image.vllm = "0.21.0".into();
         assert_eq!(case.found(), []);
         case.lane.serve.max_cudagraph_capture_size = Some(23);
-        assert_eq!(
-            case.found(),
-            [(Warning, "serve.maxCudagraphCaptureSize".into())]
-        );
+        assert_eq!(case.found(), [(Warning, "serve.maxCudagraphCaptureSize".into())]);
     }
 
     #[test]
@@ -265,17 +214,11 @@ mod tests {
         let at = "serve.speculativeConfig";
         assert_eq!(
             case.found(),
-            [
-                (Error, format!("{at}.num_speculative_tokens")),
-                (Error, format!("{at}.draft_sample_method"))
-            ]
+            [(Error, format!("{at}.num_speculative_tokens")), (Error, format!("{at}.draft_sample_method"))]
         );
         case.lane.serve.speculative_config.as_mut().unwrap().method = "dsprak".into();
         let problems = super::speculation_is_known(&case.input());
-        assert_eq!(
-            problems[0].suggestion.as_deref(),
-            Some("did you mean `dspark`?")
-        );
+        assert_eq!(problems[0].suggestion.as_deref(), Some("did you mean `dspark`?"));
     }
 
     #[test]
@@ -321,16 +264,9 @@ mod tests {
     #[test]
     fn extra_args() {
         let mut case = case();
-        case.lane.serve.extra_args = ["--new-flag", "3", "--master-addr=1.2.3.4", "--max-num-seqs"]
-            .map(Into::into)
-            .to_vec();
-        assert_eq!(
-            case.found(),
-            [
-                (Error, "serve.extraArgs[2]".into()),
-                (Error, "serve.extraArgs[3]".into())
-            ]
-        );
+        case.lane.serve.extra_args =
+            ["--new-flag", "3", "--master-addr=1.2.3.4", "--max-num-seqs"].map(Into::into).to_vec();
+        assert_eq!(case.found(), [(Error, "serve.extraArgs[2]".into()), (Error, "serve.extraArgs[3]".into())]);
     }
 
     #[test]

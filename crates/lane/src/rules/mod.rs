@@ -38,20 +38,13 @@ pub fn check(input: &Input<'_>) -> Vec<Problem> {
 /// Checks a cluster by itself.
 #[must_use]
 pub fn check_cluster(cluster: &Cluster) -> Vec<Problem> {
-    cluster::RULES
-        .iter()
-        .flat_map(|rule| rule(cluster))
-        .collect()
+    cluster::RULES.iter().flat_map(|rule| rule(cluster)).collect()
 }
 
 /// True when the lane's image runs on all of the cluster's machines.
 #[must_use]
 pub fn fits(input: &Input<'_>) -> bool {
-    input
-        .cluster
-        .nodes
-        .values()
-        .all(|n| input.image.systems.contains(&n.system))
+    input.cluster.nodes.values().all(|n| input.image.systems.contains(&n.system))
 }
 
 #[cfg(test)]
@@ -96,37 +89,15 @@ pub(crate) mod fixture {
             "serve": ["/usr/local/bin/vllm", "serve"], "ray": "/usr/local/bin/ray", "kvBlockBytes": 1000,
             "env": {"registered": ["NCCL_*"], "ignored": ["VLLM_OLD"], "forbidden": ["VLLM_BAD=1"]},
             "speculation": [{"method": "dspark", "min": 1, "max": 7, "sampling": ["probabilistic"]}]});
-        let file = WeightsFile {
-            path: "a".into(),
-            size: 100 << 30,
-            sha256: "0".repeat(64),
-        };
-        let manifest = WeightsManifest {
-            model: "a/b".into(),
-            revision: "0".repeat(40),
-            files: vec![file],
-        };
-        let weights = Some(WeightsRef {
-            name: "w".into(),
-            manifest,
-            sha256: "0".repeat(64),
-        });
-        Case {
-            cluster: read(&cluster).unwrap(),
-            lane: read(&lane).unwrap(),
-            image: read(&image).unwrap(),
-            weights,
-        }
+        let file = WeightsFile { path: "a".into(), size: 100 << 30, sha256: "0".repeat(64) };
+        let manifest = WeightsManifest { model: "a/b".into(), revision: "0".repeat(40), files: vec![file] };
+        let weights = Some(WeightsRef { name: "w".into(), manifest, sha256: "0".repeat(64) });
+        Case { cluster: read(&cluster).unwrap(), lane: read(&lane).unwrap(), image: read(&image).unwrap(), weights }
     }
 
     impl Case {
         pub(crate) fn input(&self) -> Input<'_> {
-            Input {
-                cluster: &self.cluster,
-                lane: &self.lane,
-                image: &self.image,
-                weights: self.weights.as_ref(),
-            }
+            Input { cluster: &self.cluster, lane: &self.lane, image: &self.image, weights: self.weights.as_ref() }
         }
 
         /// Problems as (severity, path).

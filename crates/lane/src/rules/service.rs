@@ -16,15 +16,9 @@ pub(super) fn api_is_guarded(input: &Input<'_>) -> Vec<Problem> {
     let api = &input.lane.api;
     let mut problems = Vec::new();
     match api.host.parse::<IpAddr>() {
-        Err(_) => problems.push(Problem::error(
-            "api.host",
-            format!("{:?} is not an IP address", api.host),
-        )),
+        Err(_) => problems.push(Problem::error("api.host", format!("{:?} is not an IP address", api.host))),
         Ok(host) if !host.is_loopback() && api.key_file.is_none() => {
-            let problem = Problem::error(
-                "api.host",
-                format!("is {host}, open to others without a key"),
-            );
+            let problem = Problem::error("api.host", format!("is {host}, open to others without a key"));
             problems.push(problem.suggest("use 127.0.0.1, or set api.keyFile"));
         }
         Ok(_) => {}
@@ -34,10 +28,7 @@ pub(super) fn api_is_guarded(input: &Input<'_>) -> Vec<Problem> {
             problems.push(Problem::error("api.keyFile", "is not an absolute path"));
         }
         if file.starts_with("/nix/") {
-            problems.push(Problem::error(
-                "api.keyFile",
-                "is in the Nix store, which everyone can read",
-            ));
+            problems.push(Problem::error("api.keyFile", "is in the Nix store, which everyone can read"));
         }
     }
     problems
@@ -45,18 +36,9 @@ pub(super) fn api_is_guarded(input: &Input<'_>) -> Vec<Problem> {
 
 /// Names that follow from the cluster or the lane's name.
 pub(super) fn env_is_ours_to_set(input: &Input<'_>) -> Vec<Problem> {
-    let names = input
-        .lane
-        .env
-        .keys()
-        .filter(|n| SET_BY_TOOL.contains(&n.as_str()));
+    let names = input.lane.env.keys().filter(|n| SET_BY_TOOL.contains(&n.as_str()));
     names
-        .map(|n| {
-            Problem::error(
-                format!("env.{n}"),
-                "is set by the tool from the cluster and the lane's name",
-            )
-        })
+        .map(|n| Problem::error(format!("env.{n}"), "is set by the tool from the cluster and the lane's name"))
         .collect()
 }
 
@@ -69,18 +51,11 @@ pub(super) fn env_means_something(input: &Input<'_>) -> Vec<Problem> {
             let what = format!("image {} ignores it; it is dropped", image.name);
             Some(Problem::warning(format!("env.{name}"), what).suggest("take it out"))
         }
-        EnvMeaning::Unknown => Some(Problem::warning(
-            format!("env.{name}"),
-            format!("image {} does not list it", image.name),
-        )),
+        EnvMeaning::Unknown => {
+            Some(Problem::warning(format!("env.{name}"), format!("image {} does not list it", image.name)))
+        }
     };
-    input
-        .lane
-        .env
-        .keys()
-        .filter(|n| !SET_BY_TOOL.contains(&n.as_str()))
-        .filter_map(meaning)
-        .collect()
+    input.lane.env.keys().filter(|n| !SET_BY_TOOL.contains(&n.as_str())).filter_map(meaning).collect()
 }
 
 /// Settings that are known to break the machine.
@@ -89,10 +64,7 @@ pub(super) fn env_is_harmless(input: &Input<'_>) -> Vec<Problem> {
         let setting = format!("{name}={value}");
         let known = input.image.env.forbidden.contains(&setting);
         known.then(|| {
-            Problem::error(
-                format!("env.{name}"),
-                format!("{setting} is known to break image {}", input.image.name),
-            )
+            Problem::error(format!("env.{name}"), format!("{setting} is known to break image {}", input.image.name))
         })
     };
     input.lane.env.iter().filter_map(harmful).collect()
@@ -105,45 +77,26 @@ pub(super) fn gates_make_sense(input: &Input<'_>) -> Vec<Problem> {
     for (n, gate) in gates.iter().enumerate() {
         let at = format!("gates[{n}]");
         if gates[..n].iter().any(|g| g.name == gate.name) {
-            problems.push(Problem::error(
-                format!("{at}.name"),
-                format!("{:?} is used twice", gate.name),
-            ));
+            problems.push(Problem::error(format!("{at}.name"), format!("{:?} is used twice", gate.name)));
         }
         let asks_api = !matches!(gate.check, GateCheck::Unit { .. });
         if asks_api && gate.scope == GateScope::Node {
-            problems.push(Problem::error(
-                format!("{at}.scope"),
-                "is node, but only the head has the API",
-            ));
+            problems.push(Problem::error(format!("{at}.scope"), "is node, but only the head has the API"));
         }
-        for (key, value) in [
-            ("budgetSecs", gate.budget_secs),
-            ("intervalSecs", gate.interval_secs),
-        ] {
+        for (key, value) in [("budgetSecs", gate.budget_secs), ("intervalSecs", gate.interval_secs)] {
             if value == 0 {
                 problems.push(Problem::error(format!("{at}.{key}"), "is 0"));
             }
         }
-        if let GateCheck::Tokens {
-            max_tokens,
-            min_tokens,
-            ..
-        } = gate.check
+        if let GateCheck::Tokens { max_tokens, min_tokens, .. } = gate.check
             && !(1..=max_tokens).contains(&min_tokens)
         {
             let what = format!("is {min_tokens}, expected 1 to maxTokens ({max_tokens})");
             problems.push(Problem::error(format!("{at}.check.minTokens"), what));
         }
     }
-    if !gates
-        .iter()
-        .any(|g| matches!(g.check, GateCheck::Tokens { .. }))
-    {
-        problems.push(Problem::warning(
-            "gates",
-            "none asks for tokens: a wedged engine would pass",
-        ));
+    if !gates.iter().any(|g| matches!(g.check, GateCheck::Tokens { .. })) {
+        problems.push(Problem::warning("gates", "none asks for tokens: a wedged engine would pass"));
     }
     problems
 }
@@ -152,25 +105,15 @@ pub(super) fn gates_make_sense(input: &Input<'_>) -> Vec<Problem> {
 pub(super) fn budgets_fit(input: &Input<'_>) -> Vec<Problem> {
     let budgets = input.lane.budgets;
     let mut problems = Vec::new();
-    for (key, value) in [
-        ("startSecs", budgets.start_secs),
-        ("confirmSecs", budgets.confirm_secs),
-    ] {
+    for (key, value) in [("startSecs", budgets.start_secs), ("confirmSecs", budgets.confirm_secs)] {
         if value == 0 {
             problems.push(Problem::error(format!("budgets.{key}"), "is 0"));
         }
     }
-    let gates: u64 = input
-        .lane
-        .gates
-        .iter()
-        .map(|g| u64::from(g.budget_secs))
-        .sum();
+    let gates: u64 = input.lane.gates.iter().map(|g| u64::from(g.budget_secs)).sum();
     let total = u64::from(budgets.start_secs) + gates + u64::from(budgets.confirm_secs);
     if total > DEPLOY_RS_MOST {
-        let what = format!(
-            "start, gates and confirmation take {total} seconds, more than {DEPLOY_RS_MOST}"
-        );
+        let what = format!("start, gates and confirmation take {total} seconds, more than {DEPLOY_RS_MOST}");
         problems.push(Problem::error("budgets", what));
     }
     problems
@@ -178,19 +121,13 @@ pub(super) fn budgets_fit(input: &Input<'_>) -> Vec<Problem> {
 
 /// The engine's own drain ends before it is killed.
 pub(super) fn drain_fits(input: &Input<'_>) -> Vec<Problem> {
-    let (Some(drain), stop) = (
-        input.lane.serve.shutdown_timeout,
-        input.lane.budgets.stop_secs,
-    ) else {
+    let (Some(drain), stop) = (input.lane.serve.shutdown_timeout, input.lane.budgets.stop_secs) else {
         return Vec::new();
     };
     if drain < stop {
         return Vec::new();
     }
-    vec![Problem::error(
-        "budgets.stopSecs",
-        format!("is {stop}, not above serve.shutdownTimeout {drain}"),
-    )]
+    vec![Problem::error("budgets.stopSecs", format!("is {stop}, not above serve.shutdownTimeout {drain}"))]
 }
 
 #[cfg(test)]
@@ -211,10 +148,7 @@ mod tests {
         assert_eq!(case.found(), [(Error, "api.keyFile".into())]);
         case.lane.api.host = "localhost".into();
         case.lane.api.key_file = Some("key".into());
-        assert_eq!(
-            case.found(),
-            [(Error, "api.host".into()), (Error, "api.keyFile".into())]
-        );
+        assert_eq!(case.found(), [(Error, "api.host".into()), (Error, "api.keyFile".into())]);
         case.lane.api.host = "::1".into();
         case.lane.api.key_file = None;
         assert_eq!(case.found(), []);
@@ -223,13 +157,9 @@ mod tests {
     #[test]
     fn env() {
         let mut case = case();
-        for (name, value) in [
-            ("NCCL_NET", "IB"),
-            ("VLLM_HOST_IP", "1"),
-            ("VLLM_OLD", "1"),
-            ("TYPO", "1"),
-            ("VLLM_BAD", "1"),
-        ] {
+        for (name, value) in
+            [("NCCL_NET", "IB"), ("VLLM_HOST_IP", "1"), ("VLLM_OLD", "1"), ("TYPO", "1"), ("VLLM_BAD", "1")]
+        {
             case.lane.env.insert(name.into(), value.into());
         }
         case.image.env.registered.push("VLLM_BAD".into());
@@ -250,9 +180,7 @@ mod tests {
         case.lane.gates.push(case.lane.gates[0].clone());
         case.lane.gates[1].scope = GateScope::Node;
         case.lane.gates[1].budget_secs = 0;
-        let GateCheck::Tokens { min_tokens, .. } = &mut case.lane.gates[1].check else {
-            panic!()
-        };
+        let GateCheck::Tokens { min_tokens, .. } = &mut case.lane.gates[1].check else { panic!() };
         *min_tokens = 0;
         assert_eq!(
             case.found(),
