@@ -1,2 +1,49 @@
-//! Developer tasks.
-fn main() {}
+//! Developer tasks: `cargo xtask prebuilt | rehearse | test`.
+
+mod cross;
+mod packages;
+mod prebuilt;
+mod rehearse;
+mod test;
+
+use std::process::ExitCode;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", about = "Developer tasks of sparklane")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Build the static programs into ./prebuilt: the sparklane binary per system, and the simulator's image.
+    Prebuilt(prebuilt::Args),
+    /// The main job on the lab: build, start three machines, deploy a lane, deploy another, roll back.
+    Rehearse(rehearse::Args),
+    /// Every check: formatting, lints, unit tests, flake check and the end-to-end tests in the lab.
+    Test(test::Args),
+}
+
+fn main() -> miette::Result<ExitCode> {
+    match Cli::parse().task {
+        Task::Prebuilt(args) => prebuilt::run(&args).map(|()| ExitCode::SUCCESS),
+        Task::Rehearse(args) => rehearse::run(&args),
+        Task::Test(args) => test::run(&args),
+    }
+}
+
+/// The checkout that this program was built from.
+fn workspace() -> &'static Utf8Path {
+    let here = Utf8Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// Where `name` lies in the machine-wide cache, which outlives checkouts. `SPARKLANE_CACHE` overrides the usual place.
+fn cache(name: &str) -> Utf8PathBuf {
+    let base = std::env::var("SPARKLANE_CACHE").ok().filter(|v| !v.is_empty());
+    Utf8PathBuf::from(base.unwrap_or_else(|| "/var/cache/sparklane".to_owned())).join(name)
+}

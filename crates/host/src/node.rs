@@ -64,7 +64,7 @@ impl RealNode {
     }
 
     fn old(&self) -> Result<Option<Generation>, HostError> {
-        self.spec.from.as_ref().map(|side| read(side)).transpose()
+        self.spec.from.as_ref().map(read).transpose()
     }
 
     fn new_generation(&self) -> Result<Generation, HostError> {

@@ -1,0 +1,30 @@
+//! Debian packages that the tasks need: said first, then installed.
+
+use miette::{IntoDiagnostic, bail};
+use sparklane_lab::{PROGRAMS, Program, missing_programs};
+use xshell::{Shell, cmd};
+
+/// What the lab does not need and the tasks do.
+const MORE: &[Program] = &[
+    Program { name: "gcc", package: "gcc" },
+    // Static programs for the other architecture are run once after their build.
+    Program { name: "qemu-aarch64-static", package: "qemu-user-static" },
+];
+
+/// Installs the packages whose programs are missing, after saying which.
+pub fn ensure(sh: &Shell) -> miette::Result<()> {
+    let programs: Vec<Program> = PROGRAMS.iter().chain(MORE).copied().collect();
+    let mut packages: Vec<&str> = missing_programs(&programs).iter().map(|p| p.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    eprintln!("xtask: installing the Debian packages {}", packages.join(" "));
+    if !std::path::Path::new("/usr/bin/apt-get").exists() {
+        bail!("no apt-get here; install by hand what brings: {}", packages.join(" "));
+    }
+    let _env = sh.push_env("DEBIAN_FRONTEND", "noninteractive");
+    cmd!(sh, "apt-get update --quiet=2").run().into_diagnostic()?;
+    cmd!(sh, "apt-get install --yes --quiet=2 --no-install-recommends {packages...}").run().into_diagnostic()
+}

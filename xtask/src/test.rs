@@ -1,0 +1,93 @@
+//! `cargo xtask test`: every check.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use miette::IntoDiagnostic;
+use xshell::{Shell, cmd};
+
+use crate::{cache, packages, prebuilt, rehearse, workspace};
+
+/// What to check.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Leave out what needs the lab.
+    #[arg(long)]
+    no_lab: bool,
+}
+
+type Check = fn(&Shell) -> miette::Result<()>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("format", |sh| cmd!(sh, "cargo fmt --all --check").run().into_diagnostic()),
+    ("lints", |sh| cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").run().into_diagnostic()),
+    ("dependencies", dependencies),
+    ("unit tests", |sh| cmd!(sh, "cargo test --workspace --locked").run().into_diagnostic()),
+];
+
+const LAB_CHECKS: &[(&str, Check)] = &[
+    ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
+    ("flake check", flake_check),
+    ("lab tests", |sh| {
+        cmd!(sh, "cargo test --workspace --locked -- --ignored --test-threads=1").run().into_diagnostic()
+    }),
+];
+
+/// Runs all checks and says at the end which failed.
+pub fn run(args: &Args) -> miette::Result<ExitCode> {
+    let sh = Shell::new().into_diagnostic()?;
+    sh.change_dir(workspace());
+    packages::ensure(&sh)?;
+    let lab = if args.no_lab { &[] } else { LAB_CHECKS };
+    let mut failed = Vec::new();
+    for (name, check) in CHECKS.iter().chain(lab) {
+        eprintln!("xtask: {name}");
+        let start = Instant::now();
+        let result = check(&sh);
+        let seconds = start.elapsed().as_secs_f32();
+        match result {
+            Ok(()) => eprintln!("xtask: {name}: ok, {seconds:.0} s"),
+            Err(e) => {
+                eprintln!("xtask: {name}: FAILED, {seconds:.0} s: {e}");
+                failed.push(*name);
+            }
+        }
+    }
+    let passed = CHECKS.len() + lab.len() - failed.len();
+    println!("{passed} passed, {} failed", failed.len());
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("xtask: failed: {}", failed.join(", "));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Licences, sources and duplicates of the dependencies, by cargo-deny (built once into the cache).
+fn dependencies(sh: &Shell) -> miette::Result<()> {
+    const VERSION: &str = "0.20.2";
+    let root = cache(&format!("cargo-deny-{VERSION}"));
+    let program = root.join("bin/cargo-deny");
+    if !program.exists() {
+        eprintln!("xtask: building cargo-deny {VERSION} (once; some minutes)");
+        cmd!(sh, "cargo install --quiet --locked --version {VERSION} --root {root} cargo-deny")
+            .run()
+            .into_diagnostic()?;
+    }
+    cmd!(sh, "{program} --log-level error check bans licenses sources").run().into_diagnostic()
+}
+
+/// The flake's own checks, on the lab's control machine: it has Nix, and no network but ours.
+fn flake_check(_sh: &Shell) -> miette::Result<()> {
+    let lab = rehearse::lab_up()?;
+    let argv = [
+        "nix",
+        "flake",
+        "check",
+        "path:/root/sparklane",
+        "--print-build-logs",
+        "--override-input",
+        "prebuilt",
+        "path:/root/prebuilt",
+    ];
+    lab.check("control", &argv).map(drop).into_diagnostic()
+}
