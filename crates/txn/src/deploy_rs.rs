@@ -386,9 +386,9 @@ pub fn drive(alone: &mut Alone<'_>, window_secs: Option<u64>) -> Result<Reply, F
     for order in orders(alone.goal, alone.role) {
         let reply = (alone.order)(&order)?;
         if !reply.done {
-            // The machine has gone back by itself already.
-            alone.canary.over(&alone.txn);
-            return Ok(reply);
+            // Nobody was told ready yet, so there is no canary to race with.
+            let why = reply.detail.clone().unwrap_or_else(|| format!("stopped in state {}", reply.state));
+            return alone.back(&why);
         }
     }
     match window_secs {
