@@ -2,6 +2,7 @@
 
 mod build;
 mod deploy;
+mod deploy_rs;
 mod engine;
 mod lab;
 mod lane;
@@ -57,7 +58,14 @@ enum Command {
 const APPS: [&str; 6] = ["deploy", "rollback", "plan", "status", "releases", "lane"];
 
 fn main() -> ExitCode {
-    let argv = arguments(std::env::args_os().collect());
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let called = base_name(&argv);
+    if deploy_rs::NAMES.contains(&called.as_str()) {
+        report::start_log(report::LogFormat::Text);
+        let args: Vec<String> = argv.iter().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+        return deploy_rs::run(&called, &args);
+    }
+    let argv = arguments(argv);
     let cli = match Cli::command().try_get_matches_from(argv).and_then(|m| Cli::from_arg_matches(&m)) {
         Ok(cli) => cli,
         Err(error) => {
@@ -85,10 +93,16 @@ fn main() -> ExitCode {
     })
 }
 
+/// The name the program was called by.
+fn base_name(argv: &[OsString]) -> String {
+    let name = argv.first().and_then(|a| std::path::Path::new(a).file_name()).and_then(|n| n.to_str());
+    name.unwrap_or_default().to_owned()
+}
+
 /// `deploy X` by a link named `deploy` is `sparklane deploy X`.
 fn arguments(argv: Vec<OsString>) -> Vec<OsString> {
-    let name = argv.first().and_then(|a| std::path::Path::new(a).file_name()).and_then(|n| n.to_str()).unwrap_or("");
-    if !APPS.contains(&name) {
+    let name = base_name(&argv);
+    if !APPS.contains(&name.as_str()) {
         return argv;
     }
     let name = OsString::from(name);

@@ -363,6 +363,7 @@ impl<'a> Flow<'a> {
             head: (!role.decides()).then(|| pairing.0.clone()),
             askers: if role.decides() { pairing.1.to_vec() } else { Vec::new() },
             dry: !self.options.goal.changes_nodes(),
+            deploy_rs: None,
         }
     }
 
@@ -534,7 +535,10 @@ fn died() -> DeployError {
 }
 
 /// Sorts by time, for people; the random end keeps two operators apart.
-fn new_txn_id() -> Result<TxnId, DeployError> {
+///
+/// # Errors
+/// When the system gives no random bytes.
+pub fn new_txn_id() -> Result<TxnId, DeployError> {
     let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
     let mut random = [0u8; 3];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
