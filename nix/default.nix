@@ -10,7 +10,7 @@ let
 
   forSystems = systems: f: listToAttrs (map (name: { inherit name; value = f name; }) systems);
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
-  builtHere = system: c: c.cluster.buildSystem == system;
+  builtHere = system: c: c.buildSystem == system;
 
   # `prebuiltInput` is where our prebuilt input is, seen from the flake that the apps deploy.
   appsFor = { flake, prebuiltInput, catalog }: system:
