@@ -17,5 +17,5 @@ in
   determinism = check "determinism" { inherit generations; again = merge (c: c.again); };
   elf = check "elf" { inherit generations; };
   units = check "units" { inherit generations; };
-  deploy-rs = check "deploy-rs" { nodes = mapAttrs (_: plain) (merge (c: c.deploy.nodes)); };
+  deploy-rs = check "deploy-rs" { nodes = mapAttrs (_: plain) (merge (c: c.deploy.nodes // c.deployEach)); };
 }

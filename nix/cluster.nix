@@ -62,7 +62,8 @@ in
   packages = named (make 0);
   # The same, built once more: the determinism check compares them.
   again = named (make 1);
-  # deploy-rs's schema: <cluster>-<node> for the default lane, <cluster>-<lane>-<node> for each.
-  deploy.nodes = foldl' (a: b: a // b) (deployNodes (cluster.defaultLane or "") "${cluster.name}-")
-    (map (name: deployNodes name "${cluster.name}-${name}-") lanes);
+  # deploy-rs's schema. Plain `deploy .` takes all nodes, so this is the default lane only: <cluster>-<node>.
+  deploy.nodes = deployNodes (cluster.defaultLane or "") "${cluster.name}-";
+  # The same for each lane, to be named on deploy-rs's command line: <cluster>-<lane>-<node>.
+  deployEach = foldl' (a: name: a // deployNodes name "${cluster.name}-${name}-") { } lanes;
 }

@@ -43,7 +43,8 @@ in
   packages = forSystems lib.systems (system: withDefault (packagesFor clusters system));
   apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
-  deploy.nodes = merge (c: c.deploy.nodes);
+  # This flake is a set of examples: name the nodes, as `deploy .#lab-worker .#lab-head`.
+  deploy.nodes = merge (c: c.deploy.nodes // c.deployEach);
 
   lib = {
     inherit catalog wheelhouse;
