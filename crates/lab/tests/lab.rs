@@ -78,15 +78,20 @@ fn logins(lab: &Lab) {
     let key = lab.check("control", &["stat", "--format=%a", "/etc/sparklane/signing.key"]).unwrap();
     assert_eq!(key, "600\n");
     assert_eq!(lab.exec("head", &["test", "-e", "/etc/sparklane/signing.key"]).unwrap().code, Some(1));
-    // A closure signed on the control machine is taken; the operator is not trusted, so an unsigned one is not.
-    let add = "echo signed > /tmp/f; nix store add-file /tmp/f";
-    let path = lab.check("control", &["bash", "-c", add]).unwrap();
-    let copy = ["nix", "copy", "--to", "ssh-ng://operator@head", path.trim()];
-    lab.check("control", &copy).unwrap();
-    let add = "echo unsigned > /tmp/g; nix store add-file /tmp/g --option secret-key-files ''";
-    let path = lab.check("control", &["bash", "-c", add]).unwrap();
-    let copy = ["nix", "copy", "--to", "ssh-ng://operator@head", path.trim()];
-    assert_ne!(lab.exec("control", &copy).unwrap().code, Some(0));
+    // What the control machine builds is signed and taken; the operator is not trusted, so unsigned things are not.
+    let built = |name: &str, more: &[&str]| {
+        let expression = format!(
+            "derivation {{ name = \"{name}\"; system = \"x86_64-linux\"; builder = \"/bin/sh\"; \
+             args = [ \"-c\" \"echo {name} > $out\" ]; }}"
+        );
+        let argv = ["nix", "build", "--no-link", "--print-out-paths", "--impure", "--expr", &expression];
+        lab.check("control", &[&argv, more].concat()).unwrap().trim().to_owned()
+    };
+    let copy = |path: &str| lab.exec("control", &["nix", "copy", "--to", "ssh-ng://operator@head", path]).unwrap();
+    assert_eq!(copy(&built("signed", &[])).code, Some(0));
+    let refused = copy(&built("unsigned", &["--option", "secret-key-files", ""]));
+    assert_ne!(refused.code, Some(0));
+    assert!(refused.stderr.contains("signature"), "{}", refused.stderr);
 }
 
 fn rails(lab: &Lab) {
