@@ -1,29 +1,128 @@
-//! The sparklane command.
+//! The `sparklane` command: a thin clap layer over the crates, dispatched by argv[0] for the flake's apps.
 
+mod build;
+mod deploy;
+mod deploy_rs;
 mod engine;
 mod lab;
+mod lane;
+mod node;
+mod parts;
+mod report;
+mod txn;
 
-use clap::{Parser, Subcommand};
+use std::ffi::OsString;
+use std::process::ExitCode;
 
-#[derive(Parser)]
-#[command(name = "sparklane", version)]
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+/// Puts a serving lane on a pair of DGX Sparks as one pinned, reversible generation.
+#[derive(Debug, Parser)]
+#[command(name = "sparklane", version, about, long_about = None)]
 struct Cli {
+    /// How log lines look.
+    #[arg(long, global = true, value_enum, default_value_t = report::LogFormat::Text)]
+    log_format: report::LogFormat,
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Subcommand)]
+#[derive(Debug, Subcommand)]
 enum Command {
+    /// Bring all nodes to a lane, or leave all as they were.
+    Deploy(deploy::DeployArgs),
+    /// Return all nodes to a prior release, by number or by lane.
+    Rollback(deploy::RollbackArgs),
+    /// Show what a deployment would change, on which node.
+    Plan(deploy::PlanArgs),
+    /// Show what each node serves, and what is open or in doubt.
+    Status(deploy::StatusArgs),
+    /// List the cluster's releases.
+    Releases(deploy::ReleasesArgs),
+    /// A node's part of a deployment (run by `deploy` on the nodes).
+    Node(node::Args),
+    /// Transactions of this node.
+    Txn(txn::Args),
     /// This node's engine.
     Engine(engine::Args),
     /// Rehearsal machines on this host: control, head and worker.
     Lab(lab::Args),
+    /// List, show, check and compare lanes.
+    Lane(lane::Args),
+    /// Build a derivation's output (run by Nix).
+    #[command(hide = true)]
+    Build(build::Args),
 }
 
-fn main() -> miette::Result<std::process::ExitCode> {
-    tracing_subscriber::fmt().with_writer(std::io::stderr).without_time().with_target(false).init();
-    match Cli::parse().command {
+/// Names under which the flake's apps call the binary; each is the subcommand of that name.
+const APPS: [&str; 6] = ["deploy", "rollback", "plan", "status", "releases", "lane"];
+
+fn main() -> ExitCode {
+    let argv: Vec<OsString> = std::env::args_os().collect();
+    let called = base_name(&argv);
+    if deploy_rs::NAMES.contains(&called.as_str()) {
+        report::start_log(report::LogFormat::Text);
+        let args: Vec<String> = argv.iter().skip(1).map(|a| a.to_string_lossy().into_owned()).collect();
+        return deploy_rs::run(&called, &args);
+    }
+    let argv = arguments(argv);
+    let cli = match Cli::command().try_get_matches_from(argv).and_then(|m| Cli::from_arg_matches(&m)) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _shown = error.print();
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
+        }
+    };
+    report::start_log(cli.log_format);
+    let done = match cli.command {
+        Command::Deploy(args) => deploy::deploy(args),
+        Command::Rollback(args) => deploy::rollback(args),
+        Command::Plan(args) => deploy::plan(args),
+        Command::Status(args) => deploy::status(args),
+        Command::Releases(args) => deploy::releases(args),
+        Command::Node(args) => node::run(args),
+        Command::Txn(args) => txn::run(args),
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
+        Command::Lane(args) => lane::run(args),
+        Command::Build(args) => build::run(args),
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("{error:?}");
+        ExitCode::from(1)
+    })
+}
+
+/// The name the program was called by.
+fn base_name(argv: &[OsString]) -> String {
+    let name = argv.first().and_then(|a| std::path::Path::new(a).file_name()).and_then(|n| n.to_str());
+    name.unwrap_or_default().to_owned()
+}
+
+/// `deploy X` by a link named `deploy` is `sparklane deploy X`.
+fn arguments(argv: Vec<OsString>) -> Vec<OsString> {
+    let name = base_name(&argv);
+    if !APPS.contains(&name.as_str()) {
+        return argv;
+    }
+    let name = OsString::from(name);
+    std::iter::once(OsString::from("sparklane")).chain([name]).chain(argv.into_iter().skip(1)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_app_is_its_subcommand() {
+        let argv = arguments(vec!["/nix/store/x/bin/deploy".into(), "lab-a".into()]);
+        assert_eq!(argv, ["sparklane", "deploy", "lab-a"]);
+        let argv = arguments(vec!["./sparklane".into(), "status".into()]);
+        assert_eq!(argv, ["./sparklane", "status"]);
     }
 }

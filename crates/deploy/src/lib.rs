@@ -1,1 +1,21 @@
-//! Control host side of a deployment.
+//! The control host's side of a deployment (design.md section 6): plan, copy, stage, drive, tell.
+//!
+//! `site` knows flake and cluster, `nix` builds, signs and copies, `ssh` reaches a node, `node` asks it, `link` carries
+//! the protocol of crates/txn, `flow` puts them in order, `verdict` is what a person or a program is told.
+
+pub mod error;
+pub mod flow;
+pub mod link;
+pub mod nix;
+pub mod node;
+pub mod plan;
+pub mod progress;
+pub mod quote;
+pub mod site;
+pub mod ssh;
+pub mod verdict;
+
+pub use error::DeployError;
+pub use flow::{DeployOptions, Flow, Target};
+pub use site::Site;
+pub use verdict::{Verdict, VerdictKind};

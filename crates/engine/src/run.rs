@@ -73,11 +73,7 @@ pub async fn supervise(setup: Setup<'_>, stop: impl Future<Output = ()>) -> Resu
         Some(Err(error)) => Err(error),
         Some(Ok(id)) => run.follow(&id, stop.as_mut()).await,
     };
-    let ours = !matches!(result, Err(EngineError::ForeignContainer { .. }));
-    let generation = run.setup.generation;
-    if ours && let Err(error) = run.setup.client.remove_ours(&generation.engine.container, 0).await {
-        tracing::warn!(%error, "the engine's container could not be removed");
-    }
+    run.clean_up(&result).await;
     let code = run.verdict(&result);
     result.map(|_| code)
 }
@@ -160,6 +156,19 @@ impl<'a> Run<'a> {
         self.tracker.reach(Phase::Starting);
         self.publish();
         Ok(id)
+    }
+
+    /// Leaves no container behind, however far the run came.
+    async fn clean_up(&self, result: &Result<End, EngineError>) {
+        let removed = match (&self.container_id, result) {
+            (Some(id), _) => self.setup.client.remove(id).await,
+            (None, Err(EngineError::ForeignContainer { .. })) => Ok(()),
+            // Cut short before the id was known: it may exist all the same.
+            (None, _) => self.setup.client.remove_ours(&self.setup.generation.engine.container, 0).await,
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "the engine's container could not be removed");
+        }
     }
 
     async fn follow(&mut self, id: &str, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
@@ -274,11 +283,13 @@ impl<'a> Run<'a> {
 
     /// Says how it ended and turns it into the unit's exit code.
     fn verdict(&mut self, result: &Result<End, EngineError>) -> u8 {
+        let mut last = None;
         let code = match result {
             Ok(End::Stopped) => 0,
             Ok(End::Exited(exit)) => {
                 self.exit_code = Some(exit.code);
                 let words = exit_words(exit, self.tracker.cause());
+                last = Some(format!("the engine {words}"));
                 let tail = self.tail.lines().join("\n  | ");
                 tracing::error!("the engine {words}; its last lines:\n  | {tail}");
                 exit_code(exit.code)
@@ -288,6 +299,9 @@ impl<'a> Run<'a> {
         self.ready = false;
         self.tracker.reach(Phase::Ended);
         self.publish();
+        if let Some(words) = last {
+            self.setup.notify.status(&words);
+        }
         code
     }
 }

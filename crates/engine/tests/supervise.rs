@@ -1,5 +1,7 @@
 //! The supervisor against a docker API that answers as told, over a real unix socket.
 
+#![allow(clippy::unwrap_used, clippy::panic)] // a test says what is wrong by failing
+
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::sync::{Arc, Mutex};
@@ -350,6 +352,8 @@ async fn exit_codes_are_kept_but_zero_and_usage() {
         assert_eq!(state.exit_code, Some(container));
         assert_eq!(state.cause.as_deref(), Some("a rank's process died"));
         assert!(!bench.heard("READY=1"));
+        let said = bench.heard.0.lock().unwrap().last().cloned().unwrap();
+        assert!(said.contains("code") && said.contains("a rank's process died"), "{said}");
         assert!(bench.fake.0.lock().unwrap().containers.is_empty(), "the ended container is removed");
     }
 }

@@ -8,6 +8,7 @@ use sparklane_txn::{Boot, Machine, Record, State};
 
 use crate::clock::BootClock;
 use crate::crash::CrashPoint;
+use crate::deploy_rs;
 use crate::error::HostError;
 use crate::journal::FileJournal;
 use crate::lock;
@@ -60,6 +61,7 @@ fn end(paths: &HostPaths, txn: &Txn, boot: Boot, parts: Parts) -> Result<Resolve
     let Some(mut machine) = Machine::resume(node, journal, BootClock::new(), &txn.records) else {
         return Err(HostError::Refused(format!("transaction {} has no readable journal", txn.id)));
     };
+    deploy_rs::take_up(paths, &mut machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
     machine.recover(boot).map_err(|fault| HostError::Refused(fault.to_string()))?;
     machine.journal_mut().effect_done();
     let why = match machine.journal_mut().records().last() {

@@ -20,7 +20,7 @@ use crate::journal::FileJournal;
 use crate::lock;
 use crate::node::{Interrupt, Parts, RealNode};
 use crate::paths::HostPaths;
-use crate::{files, txns};
+use crate::{deploy_rs, files, txns};
 
 /// How long a finished transaction still answers before its process ends. Later questions read the journal.
 const LINGER: Duration = Duration::from_secs(3);
@@ -65,7 +65,7 @@ pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostErr
     let abort: Arc<Mutex<Option<String>>> = Arc::default();
     let (progress, events) = mpsc::channel();
     let interrupted = interrupt(&abort);
-    let node = RealNode::new(paths.clone(), parts, spec, interrupted, progress);
+    let node = RealNode::new(paths.clone(), parts, spec.clone(), interrupted, progress);
     let Some(mut machine) = Machine::resume(node, journal, BootClock::new(), &records) else {
         return Err(HostError::Refused(format!("transaction {id} has no readable journal")));
     };
@@ -73,7 +73,9 @@ pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostErr
     forward_events(events, Arc::clone(&listener));
     let requests = listen(paths, id, &abort)?;
     if records.len() > 1 {
-        recover(&mut machine)?;
+        recover(paths, &mut machine)?;
+    } else {
+        deploy_rs::start(paths, &spec);
     }
     let ended = serve(&mut machine, &requests, &listener);
     let _gone = std::fs::remove_file(paths.socket(id));
@@ -85,7 +87,8 @@ fn interrupt(abort: &Arc<Mutex<Option<String>>>) -> Interrupt {
     Box::new(move || abort.lock().ok().and_then(|why| why.clone()))
 }
 
-fn recover(machine: &mut RealMachine) -> Result<(), HostError> {
+fn recover(paths: &HostPaths, machine: &mut RealMachine) -> Result<(), HostError> {
+    deploy_rs::take_up(paths, machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
     machine.recover(Boot::Same).map_err(|fault| HostError::Refused(fault.to_string()))
 }
 

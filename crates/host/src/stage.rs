@@ -4,9 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
 use sparklane_lane::Generation;
+use sparklane_txn::deploy_rs::Confirm;
 use sparklane_txn::spec::Deadline;
 use sparklane_txn::{Boot, Clock as _, Journal as _, Record, Spec, State};
 
@@ -17,7 +18,7 @@ use crate::journal::FileJournal;
 use crate::node::Parts;
 use crate::paths::HostPaths;
 use crate::peer::Head;
-use crate::{closure, files, install, lock, peer, profile, resolve, txns};
+use crate::{closure, deploy_rs, files, install, lock, peer, profile, resolve, txns};
 
 /// Free bytes that a node must keep for state, logs and the store while it serves.
 const FREE_BYTES: u64 = 64 * 1024 * 1024;
@@ -38,6 +39,9 @@ pub struct StageRequest {
     pub askers: Vec<(String, String)>,
     /// Only check; leave nothing behind (`plan`, `--dry-activate`).
     pub dry: bool,
+    /// Stock deploy-rs drives the node: how its client confirms. The transaction then needs no orders.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deploy_rs: Option<Confirm>,
 }
 
 /// What a check may look at.
@@ -197,7 +201,7 @@ pub fn stage(
         end_leftovers(paths, parts)?;
     }
     let lock = lock::take(paths, &spec.owner, Some(&spec.txn), Duration::ZERO)?;
-    let closure = Utf8PathBuf::from(spec.to.path.as_str());
+    let closure = paths.in_store(&spec.to.path);
     let generation = closure::generation(&closure)?;
     let context = Context { paths, request, closure: &closure, generation: &generation };
     let checks: Vec<Checked> = own_steps()
@@ -220,6 +224,9 @@ pub fn stage(
     }
     for (user, key) in &request.askers {
         peer::allow_questions(paths, user, key)?;
+    }
+    if let Some(confirm) = &request.deploy_rs {
+        deploy_rs::remember(paths, &spec.txn, confirm)?;
     }
     begin(paths, spec)?;
     let argv =

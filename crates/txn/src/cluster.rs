@@ -173,7 +173,7 @@ impl Driver<'_> {
     /// The commit: one durable record on the head, then the workers are told.
     fn commit(&mut self) -> Outcome {
         for head in self.heads() {
-            match self.ask_until(&head, &Order::Commit) {
+            match self.ask_until(&head, &Order::Commit, &|_| true) {
                 Ok(reply) if reply.state == State::Committed => {}
                 Ok(reply) => {
                     return self.back(&format!("{head}: {}", reply.detail.unwrap_or_default()));
@@ -207,31 +207,42 @@ impl Driver<'_> {
         if is(State::RolledBack) { Outcome::RolledBack { why, nodes } } else { Outcome::InDoubt { why, nodes } }
     }
 
+    /// Tells all nodes at once, then repeats what is idempotent until each node has answered for good: the old lane's
+    /// gates need every rank, so no node may wait for another's turn.
     fn ends(&mut self, order: &Order) -> Vec<NodeEnd> {
+        let all = self.all();
+        let answers = self.link.order_all(&all, order);
+        let settled = |reply: &Reply| !matches!(order, Order::Abort { .. }) || reply.state.is_final();
         let mut ends = Vec::new();
-        for node in self.all() {
-            let end = match self.ask_until(&node, order) {
-                Ok(reply) => {
-                    let unchanged = reply.state == State::RolledBack && !reply.changed;
-                    let detail = if unchanged { Some(UNCHANGED.to_owned()) } else { reply.detail };
-                    NodeEnd { node, state: Some(reply.state), detail }
-                }
-                Err(why) => NodeEnd { node, state: None, detail: Some(why) },
+        for (node, answer) in all.into_iter().zip(answers) {
+            let answer = match answer {
+                Ok(reply) if settled(&reply) => Ok(reply),
+                _ => self.ask_until(&node, order, &settled),
             };
-            ends.push(end);
+            ends.push(end(node, answer));
         }
         ends
     }
 
     /// Repeats an idempotent order until the node answers or time is up.
-    fn ask_until(&mut self, node: &NodeName, order: &Order) -> Result<Reply, String> {
+    fn ask_until(&mut self, node: &NodeName, order: &Order, settled: &dyn Fn(&Reply) -> bool) -> Result<Reply, String> {
         loop {
-            match self.link.order(node, order) {
-                Ok(reply) => return Ok(reply),
-                Err(why) if self.link.pause() => drop(why),
-                Err(why) => return Err(why),
+            let answer = self.link.order(node, order);
+            if answer.as_ref().is_ok_and(settled) || !self.link.pause() {
+                return answer;
             }
         }
+    }
+}
+
+fn end(node: NodeName, answer: Result<Reply, String>) -> NodeEnd {
+    match answer {
+        Ok(reply) => {
+            let unchanged = reply.state == State::RolledBack && !reply.changed;
+            let detail = if unchanged { Some(UNCHANGED.to_owned()) } else { reply.detail };
+            NodeEnd { node, state: Some(reply.state), detail }
+        }
+        Err(why) => NodeEnd { node, state: None, detail: Some(why) },
     }
 }
 

@@ -436,7 +436,7 @@ impl Link for FakeCluster {
     fn pause(&mut self) -> bool {
         self.pauses += 1;
         self.pass(5);
-        self.pauses < 20 && self.client_dies_at.is_none()
+        self.pauses < 60 && self.client_dies_at.is_none()
     }
 }
 

@@ -5,6 +5,7 @@
 //! The rules are design.md sections 5 and 6.
 
 pub mod cluster;
+pub mod deploy_rs;
 pub mod goal;
 pub mod machine;
 pub mod plan;

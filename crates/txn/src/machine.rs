@@ -138,7 +138,13 @@ pub struct Machine<N, J, C> {
     passed: Vec<GateScope>,
     /// Steps that may have been started, from the journal.
     started: usize,
+    /// Why the way forward is closed. The node waits a little for the coordinator's abort, so that all nodes go back
+    /// together: the old lane's gates need every rank.
+    failed: Option<String>,
 }
+
+/// Seconds a node that failed waits for the coordinator before it goes back alone.
+const FAILED_SECS: u64 = 10;
 
 impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
     /// Begins a transaction: the `staged` record.
@@ -156,7 +162,19 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
 
     fn new(node: N, journal: J, clock: C, spec: Spec, last: Record) -> Self {
         let plan = Vec::new();
-        Self { node, journal, clock, spec, last, plan, deadline: None, done: 0, passed: Vec::new(), started: 0 }
+        Self {
+            node,
+            journal,
+            clock,
+            spec,
+            last,
+            plan,
+            deadline: None,
+            done: 0,
+            passed: Vec::new(),
+            started: 0,
+            failed: None,
+        }
     }
 
     /// Takes up a transaction from its journal; `None` when the journal holds no `staged` record.
@@ -217,7 +235,10 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
             Order::Report => Ok(self.reply(true, None)),
             Order::Abort { why } => self.abort(why),
             Order::Commit => self.commit(),
-            _ if self.state().is_final() || matches!(self.state(), State::InDoubt | State::RollingBack) => {
+            _ if self.failed.is_some()
+                || self.state().is_final()
+                || matches!(self.state(), State::InDoubt | State::RollingBack) =>
+            {
                 Ok(self.reply(false, Some(self.why_over())))
             }
             Order::Prepare => self.prepare(),
@@ -237,7 +258,10 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
         match self.state() {
             State::Gated | State::InDoubt if self.spec.asks_head() => self.ask(Boot::Same),
-            _ => self.roll_back("the deadline passed without a commit", Boot::Same),
+            _ => {
+                let why = self.failed.clone().unwrap_or_else(|| "the deadline passed without a commit".into());
+                self.roll_back(&why, Boot::Same)
+            }
         }
     }
 
@@ -276,6 +300,9 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
     }
 
     fn why_over(&self) -> String {
+        if let (Some(why), false) = (&self.failed, self.state().is_final()) {
+            return why.clone();
+        }
         match &self.last {
             Record::RolledBack { why, .. } | Record::RollingBack { why, .. } => {
                 format!("already rolled back: {why}")
@@ -289,20 +316,19 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
     }
 
-    /// Any failure on the way forward ends the transaction on this node at once.
+    /// Any failure on the way forward closes it. Where nothing changed yet the transaction ends at once.
     fn fail(&mut self, fault: Fault) -> Result<Reply, Fault> {
         if fault == Fault::Killed {
             return Err(fault);
         }
         let why = fault.to_string();
-        self.roll_back(&why, Boot::Same)?;
-        let detail = match &self.last {
-            Record::Stuck { mismatches, .. } => {
-                format!("{why}; not back: {}", mismatches.join("; "))
-            }
-            _ => why,
-        };
-        Ok(self.reply(false, Some(detail)))
+        if self.started == 0 {
+            self.roll_back(&why, Boot::Same)?;
+        } else {
+            self.deadline = Some(Deadline::after(&self.clock.now(), FAILED_SECS));
+            self.failed = Some(why.clone());
+        }
+        Ok(self.reply(false, Some(why)))
     }
 
     fn prepare(&mut self) -> Result<Reply, Fault> {
@@ -387,7 +413,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
     fn commit(&mut self) -> Result<Reply, Fault> {
         match self.state() {
             State::Committed => Ok(self.reply(true, None)),
-            State::Gated => {
+            State::Gated if self.failed.is_none() => {
                 let release = self.spec.release.clone().map(Box::new);
                 if let Err(fault) = self.append(Record::Committed { release }) {
                     return self.fail(fault);

@@ -1,0 +1,435 @@
+//! `deploy`, `rollback`, `plan`, `status`, `releases`: the control host's commands.
+
+use std::process::ExitCode;
+
+use camino::Utf8PathBuf;
+use clap::Args;
+use serde::Serialize;
+use sparklane_deploy::progress::{Lines, Observer, Quiet};
+use sparklane_deploy::{DeployError, DeployOptions, Flow, Site, Target, Verdict};
+use sparklane_host::status::NodeStatus;
+use sparklane_lane::NodeName;
+use sparklane_txn::Goal;
+
+/// Which cluster, and how its nodes are reached.
+#[derive(Debug, Clone, Args)]
+pub struct Reach {
+    /// Cluster of the flake; needed when it has more than one. Also: SPARKLANE_CLUSTER.
+    #[arg(long)]
+    cluster: Option<String>,
+    /// Print one JSON object on stdout.
+    #[arg(long)]
+    json: bool,
+    /// User on the nodes, instead of the cluster file's.
+    #[arg(long, value_name = "USER")]
+    ssh_user: Option<String>,
+    /// One further argument of ssh; repeat it for more.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    ssh_opts: Vec<String>,
+    /// Address of a node, instead of the cluster file's: NODE=HOST.
+    #[arg(long, value_name = "NODE=HOST", value_parser = node_host)]
+    hostname: Vec<(NodeName, String)>,
+    /// Folder with flake.json and lanes.json [default: the one beside the app]
+    #[arg(long, value_name = "DIR")]
+    share: Option<Utf8PathBuf>,
+}
+
+/// How a transaction is carried out.
+#[derive(Debug, Clone, Args)]
+pub struct How {
+    /// Check everything on every node, change nothing.
+    #[arg(long, conflicts_with_all = ["boot", "test"])]
+    dry_activate: bool,
+    /// Take effect at the next boot; what serves now is not touched.
+    #[arg(long, conflicts_with = "test")]
+    boot: bool,
+    /// Serve the lane, pass its gates, return to what was.
+    #[arg(long)]
+    test: bool,
+    /// Only these nodes; refused when the others would stay on another lane.
+    #[arg(long, visible_alias = "node", value_name = "NODE", num_args = 1..)]
+    targets: Vec<NodeName>,
+    /// Seconds from the first change until all gates must have passed [default: the lane's budgets]
+    #[arg(long, value_name = "SECS")]
+    activation_timeout: Option<u64>,
+    /// Seconds from the last gate until the commit must have arrived [default: the lane's budget]
+    #[arg(long, value_name = "SECS")]
+    confirm_timeout: Option<u64>,
+    /// Replace managed files that were edited by hand; a copy is kept on the node.
+    #[arg(long)]
+    replace_edited: bool,
+    /// Take over files that are not ours; they are put back when a later lane leaves them.
+    #[arg(long)]
+    takeover: bool,
+    /// File with the secret key that signs closures [default: /etc/sparklane/signing.key when it exists]
+    #[arg(long, value_name = "FILE")]
+    signing_key: Option<Utf8PathBuf>,
+}
+
+/// Bring all nodes to a lane, or leave all as they were.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nix run .#deploy -- --cluster lab
+  nix run .#deploy -- lab-b --cluster lab
+  nix run .#deploy -- ray-0731 --cluster sparks --dry-activate
+  nix run .#deploy -- ray-0731-multiagent --cluster sparks --test --json
+
+Exit codes: 0 committed, 1 refused before any change, 2 usage, 3 failed and rolled back (read back),
+4 in doubt or rollback failed, 5 busy.")]
+pub struct DeployArgs {
+    /// Lane of the flake [default: the cluster's defaultLane]
+    lane: Option<String>,
+    #[command(flatten)]
+    reach: Reach,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Return all nodes to a prior release, by number or by lane.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nix run .#rollback -- --cluster lab
+  nix run .#rollback -- --cluster lab --to 1
+  nix run .#rollback -- --cluster lab --to lane:lab-a")]
+pub struct RollbackArgs {
+    /// Number of a release, or lane:NAME for its newest release [default: the one before the current]
+    #[arg(long, value_name = "N|lane:NAME", value_parser = release)]
+    to: Option<Target>,
+    #[command(flatten)]
+    reach: Reach,
+    #[command(flatten)]
+    how: How,
+}
+
+/// Show what a deployment would change, on which node.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nix run .#plan -- lab-b --cluster lab
+  nix run .#plan -- lab-b --cluster lab --json")]
+pub struct PlanArgs {
+    /// Lane of the flake [default: the cluster's defaultLane]
+    lane: Option<String>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// Show what each node serves, and what is open or in doubt.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nix run .#status -- --cluster lab
+  nix run .#status -- --cluster lab --watch
+
+Exit codes: 0 all nodes on one release, 1 not so, 4 in doubt or a node does not answer.")]
+pub struct StatusArgs {
+    #[command(flatten)]
+    reach: Reach,
+    /// Ask again every two seconds until interrupted.
+    #[arg(long)]
+    watch: bool,
+}
+
+/// List the cluster's releases.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  nix run .#releases -- --cluster lab
+  nix run .#releases -- --cluster lab --json")]
+pub struct ReleasesArgs {
+    #[command(flatten)]
+    reach: Reach,
+}
+
+fn node_host(text: &str) -> Result<(NodeName, String), String> {
+    let (node, host) = text.split_once('=').ok_or("is not NODE=HOST")?;
+    Ok((node.parse().map_err(|e: sparklane_lane::BadId| e.to_string())?, host.to_owned()))
+}
+
+fn release(text: &str) -> Result<Target, String> {
+    if let Some(lane) = text.strip_prefix("lane:") {
+        return Ok(Target::ReleaseOfLane(lane.to_owned()));
+    }
+    let number = text.parse().map_err(|_| "is neither a number nor lane:NAME".to_owned())?;
+    Ok(Target::Release(Some(number)))
+}
+
+impl Reach {
+    fn site(&self) -> Result<Site, DeployError> {
+        let share = self.share.clone().unwrap_or_else(share_beside_app);
+        Site::of_app(&share, self.cluster.as_deref())
+    }
+
+    fn observer(&self) -> Box<dyn Observer> {
+        if self.json { Box::new(Quiet) } else { Box::new(Lines::default()) }
+    }
+
+    fn options(&self, how: Option<&How>) -> DeployOptions {
+        let goal = match how {
+            Some(how) if how.dry_activate => Goal::DryActivate,
+            Some(how) if how.boot => Goal::Boot,
+            Some(how) if how.test => Goal::Test,
+            _ => Goal::Switch,
+        };
+        DeployOptions {
+            goal,
+            targets: how.map_or_else(Vec::new, |h| h.targets.clone()),
+            replace_edited: how.is_some_and(|h| h.replace_edited),
+            takeover: how.is_some_and(|h| h.takeover),
+            activation_secs: how.and_then(|h| h.activation_timeout),
+            confirm_secs: how.and_then(|h| h.confirm_timeout),
+            signing_key: how.and_then(|h| h.signing_key.clone()),
+            ssh_user: self.ssh_user.clone(),
+            ssh_opts: self.ssh_opts.clone(),
+            hostnames: self.hostname.clone(),
+        }
+    }
+}
+
+/// `<app>/share/sparklane` for `<app>/bin/deploy`: argv[0] is the app's link, not the binary it leads to.
+pub(crate) fn share_beside_app() -> Utf8PathBuf {
+    let argv0 = std::env::args().next().unwrap_or_default();
+    let bin = Utf8PathBuf::from(argv0);
+    bin.parent().and_then(|p| p.parent()).map_or_else(|| "share/sparklane".into(), |app| app.join("share/sparklane"))
+}
+
+/// `sparklane deploy`.
+///
+/// # Errors
+/// Never; failures are verdicts and exit codes.
+pub fn deploy(args: DeployArgs) -> miette::Result<ExitCode> {
+    Ok(go(&args.reach, &args.how, &Target::Lane(args.lane)))
+}
+
+/// `sparklane rollback`.
+///
+/// # Errors
+/// Never; failures are verdicts and exit codes.
+pub fn rollback(args: RollbackArgs) -> miette::Result<ExitCode> {
+    Ok(go(&args.reach, &args.how, &args.to.unwrap_or(Target::Release(None))))
+}
+
+fn go(reach: &Reach, how: &How, target: &Target) -> ExitCode {
+    let run = || -> Result<Verdict, DeployError> {
+        let site = reach.site()?;
+        let options = reach.options(Some(how));
+        let observer = reach.observer();
+        Flow::new(&site, &options, &*observer)?.run(target)
+    };
+    match run() {
+        Ok(verdict) => {
+            show(reach.json, &verdict, &verdict.lines());
+            ExitCode::from(verdict.exit_code)
+        }
+        Err(error) => failed(reach.json, &error),
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Failure<'a> {
+    verdict: &'a str,
+    exit_code: u8,
+    why: String,
+}
+
+fn failed(json: bool, error: &DeployError) -> ExitCode {
+    let verdict = match error {
+        DeployError::Usage(_) => "usage",
+        DeployError::Busy(_) => "busy",
+        DeployError::InDoubt(_) => "in-doubt",
+        _ => "refused",
+    };
+    let exit_code = error.exit_code();
+    if json {
+        show(true, &Failure { verdict, exit_code, why: error.to_string() }, "");
+    } else {
+        eprintln!("{verdict}: {error}");
+    }
+    ExitCode::from(exit_code)
+}
+
+fn show(json: bool, value: &impl Serialize, text: &str) {
+    if json {
+        println!("{}", serde_json::to_string(value).unwrap_or_default());
+    } else {
+        println!("{text}");
+    }
+}
+
+/// `sparklane plan`.
+///
+/// # Errors
+/// Never; failures are exit codes with a line.
+pub fn plan(args: PlanArgs) -> miette::Result<ExitCode> {
+    let reach = &args.reach;
+    let run = || {
+        let site = reach.site()?;
+        let options = reach.options(None);
+        let observer = reach.observer();
+        Flow::new(&site, &options, &*observer)?.plan(&Target::Lane(args.lane.clone()))
+    };
+    Ok(match run() {
+        Ok(plan) => {
+            show(reach.json, &plan, &plan.to_string());
+            ExitCode::SUCCESS
+        }
+        Err(error) => failed(reach.json, &error),
+    })
+}
+
+/// One node in `status`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct NodeRow {
+    node: NodeName,
+    status: Option<NodeStatus>,
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClusterStatus {
+    cluster: String,
+    /// `release N`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`.
+    state: String,
+    release: Option<u64>,
+    exit_code: u8,
+    next: Option<String>,
+    nodes: Vec<NodeRow>,
+}
+
+/// `sparklane status`.
+///
+/// # Errors
+/// Never; failures are exit codes with a line.
+pub fn status(args: StatusArgs) -> miette::Result<ExitCode> {
+    let reach = &args.reach;
+    loop {
+        let code = match survey(reach) {
+            Ok(status) => {
+                show(reach.json, &status, &lines(&status));
+                ExitCode::from(status.exit_code)
+            }
+            Err(error) => failed(reach.json, &error),
+        };
+        if !args.watch {
+            return Ok(code);
+        }
+        std::thread::sleep(std::time::Duration::from_secs(2));
+    }
+}
+
+fn survey(reach: &Reach) -> Result<ClusterStatus, DeployError> {
+    let site = reach.site()?;
+    let options = reach.options(None);
+    let flow = Flow::new(&site, &options, &Quiet)?;
+    let rows: Vec<NodeRow> = flow
+        .survey()
+        .into_iter()
+        .map(|(member, answer)| match answer {
+            Ok(status) => NodeRow { node: member.node, status, error: None },
+            Err(error) => NodeRow { node: member.node, status: None, error: Some(error.to_string()) },
+        })
+        .collect();
+    Ok(judge(site.cluster.name.to_string(), rows))
+}
+
+fn judge(cluster: String, nodes: Vec<NodeRow>) -> ClusterStatus {
+    use sparklane_txn::State;
+    let statuses: Vec<&NodeStatus> = nodes.iter().filter_map(|n| n.status.as_ref()).collect();
+    let unreachable = nodes.iter().any(|n| n.error.is_some());
+    let open = statuses.iter().any(|s| !s.open.is_empty());
+    let doubt = statuses.iter().any(|s| s.open.iter().any(|t| t.state == State::InDoubt));
+    let stuck = statuses.iter().any(|s| s.last.as_ref().is_some_and(|t| t.state == State::Stuck));
+    let on = |r: &sparklane_lane::Release| {
+        nodes.iter().all(|n| {
+            let part = r.nodes.iter().find(|p| p.node == n.node).map(|p| &p.path);
+            part == n.status.as_ref().and_then(|s| s.current.as_ref()).map(|c| &c.path)
+        })
+    };
+    let release = statuses.first().and_then(|s| s.releases.iter().rev().find(|r| on(r))).map(|r| r.number);
+    let lanes: std::collections::BTreeSet<String> =
+        statuses.iter().filter_map(|s| s.generation.as_ref()).map(|g| g.lane.to_string()).collect();
+    let deployed = statuses.iter().filter(|s| s.current.is_some()).count();
+    let resolve = "on the node: sudo sparklane txn resolve (see docs/operations.md, In doubt)";
+    let (state, exit_code, next) = if doubt || stuck {
+        ("in doubt".to_owned(), 4, Some(resolve))
+    } else if unreachable {
+        ("unreachable".to_owned(), 4, Some("bring the node back to the network, then ask again"))
+    } else if open {
+        ("transaction open".to_owned(), 1, Some("wait: it ends at its deadline at the latest"))
+    } else if let Some(number) = release {
+        (format!("release {number}"), 0, None)
+    } else if deployed == 0 {
+        ("nothing deployed".to_owned(), 1, Some("nix run .#deploy"))
+    } else if deployed == nodes.len() && lanes.len() == 1 {
+        ("unreleased".to_owned(), 1, Some("deploy once with sparklane; it adopts what the nodes have"))
+    } else {
+        ("mixed".to_owned(), 4, Some("nix run .#deploy brings all nodes to one lane"))
+    };
+    ClusterStatus { cluster, state, release, exit_code, next: next.map(str::to_owned), nodes }
+}
+
+fn lines(status: &ClusterStatus) -> String {
+    let mut text = format!("{}: {}", status.cluster, status.state);
+    for row in &status.nodes {
+        text.push_str(&format!("\n  {:<8} ", row.node.as_str()));
+        match (&row.status, &row.error) {
+            (_, Some(error)) => text.push_str(error),
+            (None, None) => text.push_str("nothing deployed"),
+            (Some(s), None) => text.push_str(&node_line(s)),
+        }
+    }
+    if let Some(next) = &status.next {
+        text.push_str(&format!("\n  do: {next}"));
+    }
+    text
+}
+
+fn node_line(s: &NodeStatus) -> String {
+    let lane = s.generation.as_ref().map_or_else(|| "nothing".to_owned(), |g| g.lane.to_string());
+    let engine = s.engine.as_ref().map_or_else(String::new, |e| {
+        let text = if e.text.is_empty() { e.sub.as_str() } else { e.text.as_str() };
+        format!(", engine {} ({text})", e.active)
+    });
+    let open: String = s
+        .open
+        .iter()
+        .map(|t| {
+            let why = t.why.as_deref().map_or_else(String::new, |w| format!(": {w}"));
+            format!("\n             {} {} by {}, {} s left{why}", t.state, t.txn, t.owner, t.deadline_millis / 1000)
+        })
+        .collect();
+    let drift = if s.drift.is_empty() {
+        String::new()
+    } else {
+        format!("\n             edited by hand: {}", s.drift.join(", "))
+    };
+    let last = s.last.as_ref().filter(|t| t.state != sparklane_txn::State::Committed).map_or_else(String::new, |t| {
+        format!("\n             last: {} {} ({})", t.txn, t.state, t.why.as_deref().unwrap_or(""))
+    });
+    format!("{lane}{engine}{open}{drift}{last}")
+}
+
+/// `sparklane releases`.
+///
+/// # Errors
+/// Never; failures are exit codes with a line.
+pub fn releases(args: ReleasesArgs) -> miette::Result<ExitCode> {
+    let reach = &args.reach;
+    let status = match survey(reach) {
+        Ok(status) => status,
+        Err(error) => return Ok(failed(reach.json, &error)),
+    };
+    let Some(head) = status.nodes.first() else { return Ok(ExitCode::from(1)) };
+    if let Some(error) = &head.error {
+        return Ok(failed(reach.json, &DeployError::Refused(error.clone())));
+    }
+    let releases = head.status.as_ref().map_or(&[][..], |s| s.releases.as_slice());
+    let line = |r: &sparklane_lane::Release| {
+        let mark = if status.release == Some(r.number) { '*' } else { ' ' };
+        let from = r.rollback_of.map_or_else(String::new, |n| format!(" (rollback to {n})"));
+        format!("{mark} {:>4}  {}  {}  {}{from}", r.number, r.time, r.lane, r.who)
+    };
+    let text: Vec<String> = releases.iter().map(line).collect();
+    show(reach.json, &releases, &text.join("\n"));
+    Ok(ExitCode::SUCCESS)
+}

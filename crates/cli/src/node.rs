@@ -1,0 +1,71 @@
+//! `sparklane node …`: what the control host runs on a node over ssh, as root. JSON in, JSON out.
+
+use std::io::{Read as _, Write as _};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use serde::Serialize;
+use sparklane_host::stage::{StageRequest, stage};
+use sparklane_host::units::Systemd;
+use sparklane_host::{HostError, HostPaths, peer, status};
+
+use crate::parts;
+
+/// A node's part of a deployment (run by `deploy` on the nodes).
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print this node's state as JSON.
+    Status,
+    /// Check a transaction read from stdin and, unless it is dry, start its process.
+    Stage,
+    /// Print the public key with which this node asks the head; made on first use.
+    Key,
+}
+
+/// Largest request that is read.
+const MAX_REQUEST: u64 = 4 * 1024 * 1024;
+
+/// Runs the subcommand. Exit codes: 0 answered, 1 refused, 5 busy; the reason is one line of stderr.
+///
+/// # Errors
+/// Never; failures are exit codes with a line, as ssh passes them on.
+pub fn run(args: Args) -> miette::Result<ExitCode> {
+    let paths = HostPaths::system();
+    let done = match args.command {
+        Command::Status => status::read(&paths, &Systemd, env!("CARGO_PKG_VERSION")).and_then(|s| print(&s)),
+        Command::Stage => request().and_then(|r| stage(&paths, &r, &[], &parts::real)).and_then(|s| print(&s)),
+        Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
+    };
+    Ok(exit(done))
+}
+
+/// The exit code of a node command.
+pub fn exit(done: Result<(), HostError>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(if matches!(error, HostError::Busy(_)) { 5 } else { 1 })
+        }
+    }
+}
+
+/// One JSON line on stdout.
+pub fn print(value: &impl Serialize) -> Result<(), HostError> {
+    let mut bytes = serde_json::to_vec(value).map_err(|e| HostError::Refused(e.to_string()))?;
+    bytes.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(&bytes).and_then(|()| out.flush()).map_err(HostError::file("write", "-"))
+}
+
+fn request() -> Result<StageRequest, HostError> {
+    let mut text = String::new();
+    std::io::stdin().take(MAX_REQUEST).read_to_string(&mut text).map_err(HostError::file("read", "-"))?;
+    serde_json::from_str(&text).map_err(|e| HostError::Refused(format!("not a request of this tool's version: {e}")))
+}

@@ -1,0 +1,77 @@
+//! The real parts of a node, put together: systemd, nix-env, the engine's gates.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+
+use sparklane_engine::gate::{GateContext, GateResult, Progress, RealClock, wait_gate};
+use sparklane_engine::probe::HttpProber;
+use sparklane_engine::systemd::Systemctl;
+use sparklane_host::node::{Gates, Parts};
+use sparklane_host::profile::NixEnv;
+use sparklane_host::units::Systemd;
+use sparklane_lane::Generation;
+use sparklane_lane::generation::{Gate, GateKind, GateScope};
+use sparklane_txn::Fault;
+use sparklane_txn::plan::ENGINE_UNIT;
+
+/// The parts of this machine.
+#[must_use]
+pub fn real() -> Parts {
+    Parts { units: Box::new(Systemd), mover: Box::new(NixEnv), gates: Box::new(EngineGates) }
+}
+
+/// Gates as the engine part judges them. Before a node's own, its unit must be READY.
+struct EngineGates;
+
+impl Gates for EngineGates {
+    fn wait(
+        &mut self,
+        generation: &Generation,
+        scope: GateScope,
+        interrupted: &dyn Fn() -> Option<String>,
+        progress: &dyn Fn(String),
+    ) -> Result<(), Fault> {
+        let ready = Gate {
+            name: "ready".into(),
+            scope: GateScope::Node,
+            budget_secs: generation.budgets.start_secs,
+            interval_secs: 0,
+            kind: GateKind::Unit { unit: ENGINE_UNIT.into() },
+        };
+        let own = generation.gates.iter().filter(|g| g.scope == scope);
+        let first = (scope == GateScope::Node).then_some(&ready);
+        first.into_iter().chain(own).try_for_each(|gate| one(generation, gate, interrupted, progress))
+    }
+}
+
+fn one(
+    generation: &Generation,
+    gate: &Gate,
+    interrupted: &dyn Fn() -> Option<String>,
+    progress: &dyn Fn(String),
+) -> Result<(), Fault> {
+    let prober = HttpProber { key_file: generation.engine.api_key_file.as_ref().map(Into::into) };
+    let watch = [ENGINE_UNIT.to_owned()];
+    let context = GateContext { units: &Systemctl, prober: &prober, clock: &RealClock::default(), watch: &watch };
+    let why = RefCell::new(None);
+    let mut said = String::new();
+    let outcome = wait_gate(gate, &context, &mut |p: &Progress| {
+        if p.waiting_for != said {
+            said.clone_from(&p.waiting_for);
+            progress(format!("gate {}: {} ({} s left)", p.gate, p.waiting_for, p.left_secs));
+        }
+        *why.borrow_mut() = interrupted();
+        if why.borrow().is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    match outcome.result {
+        GateResult::Passed(words) => {
+            progress(format!("gate {}: {words}", gate.name));
+            Ok(())
+        }
+        GateResult::Failed(text) => Err(Fault::failed(format!("gate {}: {text}", gate.name))),
+        GateResult::TimedOut(text) => {
+            Err(Fault::failed(format!("gate {}: not passed in {} s: {text}", gate.name, gate.budget_secs)))
+        }
+        GateResult::Cancelled => Err(Fault::Interrupted(why.take().unwrap_or_default())),
+    }
+}

@@ -1,0 +1,23 @@
+//! What people and programs see: logs, verdicts, exit codes.
+
+use clap::ValueEnum;
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// One line for people.
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// Starts logging to stderr; stdout is for answers. `RUST_LOG` chooses what is said.
+pub fn start_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    match format {
+        LogFormat::Text => builder.without_time().init(),
+        LogFormat::Json => builder.json().init(),
+    }
+}

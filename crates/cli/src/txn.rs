@@ -1,0 +1,114 @@
+//! `sparklane txn …`: the transactions of this node.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use sparklane_host::{HostError, HostPaths, peer, resolve, serve, talk, txns};
+use sparklane_lane::TxnId;
+use sparklane_txn::{Boot, State};
+
+use crate::node::{exit, print};
+use crate::parts;
+
+/// Transactions of this node.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  sparklane txn list
+  sudo sparklane txn resolve")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Print every transaction this node knows, one line each.
+    List,
+    /// Run a staged transaction to its end (what sparklane-txn@ID.service does).
+    #[command(hide = true)]
+    Run {
+        /// Transaction
+        id: TxnId,
+    },
+    /// Pass orders from stdin to a running transaction.
+    #[command(hide = true)]
+    Talk {
+        /// Transaction
+        id: TxnId,
+    },
+    /// Say what the head decided (asked by workers).
+    Decision {
+        /// Transaction; taken from ssh's original command with --ssh.
+        id: Option<TxnId>,
+        /// Run as a forced command.
+        #[arg(long, conflicts_with = "id")]
+        ssh: bool,
+    },
+    /// End what a crash left: to exactly the old or exactly the new generation.
+    Resolve {
+        /// Run before the lane, from the boot unit: waits for nothing.
+        #[arg(long)]
+        boot: bool,
+    },
+}
+
+/// Runs the subcommand. Exit codes: 0 done, 1 refused, 4 in doubt or stuck, 5 busy.
+///
+/// # Errors
+/// Never; failures are exit codes with a line.
+pub fn run(args: Args) -> miette::Result<ExitCode> {
+    let paths = HostPaths::system();
+    let done = match args.command {
+        Command::List => list(&paths),
+        Command::Run { id } => serve::run(&paths, &id, parts::real()).map(drop),
+        Command::Talk { id } => talk::talk(&paths, &id, std::io::stdin().lock(), std::io::stdout().lock()),
+        Command::Decision { id, ssh } => decision(&paths, id, ssh),
+        Command::Resolve { boot } => return Ok(resolve(&paths, boot)),
+    };
+    Ok(exit(done))
+}
+
+fn list(paths: &HostPaths) -> Result<(), HostError> {
+    for txn in txns::list(paths)? {
+        let (state, spec) = (txn.state().map_or("unreadable", State::as_str), txn.spec());
+        let (owner, to) = spec.map_or(("", ""), |s| (s.owner.as_str(), s.to.path.as_str()));
+        println!("{}  {state}  {owner}  {to}", txn.id);
+    }
+    Ok(())
+}
+
+fn decision(paths: &HostPaths, id: Option<TxnId>, ssh: bool) -> Result<(), HostError> {
+    let original = std::env::var("SSH_ORIGINAL_COMMAND").unwrap_or_default();
+    let id = if ssh { peer::asked_for(&original) } else { id };
+    let Some(id) = id else {
+        return Err(HostError::Refused("this key may only ask: sparklane txn decision ID".into()));
+    };
+    print(&txns::decision(paths, &id)?)
+}
+
+fn resolve(paths: &HostPaths, boot: bool) -> ExitCode {
+    let when = if boot { Boot::Early } else { Boot::Same };
+    let resolved = match resolve::resolve(paths, when, &parts::real) {
+        Ok(resolved) => resolved,
+        Err(error) => return exit(Err(error)),
+    };
+    let mut code = 0;
+    for one in resolved {
+        let why = one.why.map_or_else(String::new, |w| format!(": {w}"));
+        println!("{}: {} -> {}{why}", one.txn, one.from, one.to);
+        if !matches!(one.to, State::Committed | State::RolledBack) {
+            code = 4;
+        }
+        // Nobody waits in the boot unit: a process of its own goes on asking and starts the lane when it may.
+        if boot && matches!(one.to, State::InDoubt | State::Gated) {
+            code = 4;
+            let tool = format!("{}/bin/sparklane", paths.tool());
+            let argv = [tool, "txn".into(), "run".into(), one.txn.to_string()];
+            let unit = format!("sparklane-txn@{}.service", one.txn);
+            if let Err(error) = parts::real().units.spawn(&unit, "sparklane transaction in doubt", &argv) {
+                eprintln!("{error}");
+            }
+        }
+    }
+    ExitCode::from(code)
+}

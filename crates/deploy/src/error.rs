@@ -1,0 +1,32 @@
+//! What keeps a deployment from beginning. Once a transaction is staged, everything is a [`crate::Verdict`].
+
+/// Refused before any change, busy, or not understood.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeployError {
+    /// Refused before any change (exit code 1).
+    #[error("{0}")]
+    Refused(String),
+    /// Asked for something that does not exist or makes no sense (exit code 2).
+    #[error("{0}")]
+    Usage(String),
+    /// Someone else holds a node (exit code 5).
+    #[error("{0}")]
+    Busy(String),
+    /// Nobody can say which release a node is on (exit code 4).
+    #[error("{0}")]
+    InDoubt(String),
+}
+
+impl DeployError {
+    /// The exit code (design.md section 6).
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Refused(_) => 1,
+            Self::Usage(_) => 2,
+            Self::InDoubt(_) => 4,
+            Self::Busy(_) => 5,
+        }
+    }
+}

@@ -1,0 +1,555 @@
+//! A deployment from end to end: build, ask, refuse or copy, stage head first, drive, tell.
+
+use std::time::{Duration, Instant};
+
+use camino::Utf8PathBuf;
+use sparklane_host::peer::Head;
+use sparklane_host::stage::{StageRequest, Staged};
+use sparklane_host::status::NodeStatus;
+use sparklane_lane::{Generation, LaneName, NodeName, Release, ReleaseNode, TxnId};
+use sparklane_txn::cluster::{Member, drive};
+use sparklane_txn::spec::{Side, Spec};
+use sparklane_txn::{Goal, Link as _, Order, State};
+
+use crate::error::DeployError;
+use crate::link::SshLink;
+use crate::node::NodeHandle;
+use crate::plan::{ClusterPlan, NodeFacts, plan, release_in_force};
+use crate::progress::Observer;
+use crate::site::Site;
+use crate::ssh::{self, Remote};
+use crate::verdict::{Subject, Verdict, VerdictKind};
+use crate::{nix, ssh::control_dir};
+
+/// Seconds beyond the confirm window that a lost answer is waited for.
+const PATIENCE_SECS: u64 = 15;
+
+/// What an operator may choose.
+#[derive(Debug, Clone)]
+pub struct DeployOptions {
+    /// Purpose.
+    pub goal: Goal,
+    /// Only these nodes, when that is safe; empty for all.
+    pub targets: Vec<NodeName>,
+    /// Overwrite managed files that someone edited (a copy is kept).
+    pub replace_edited: bool,
+    /// Take over files that are not ours (put back when we leave them).
+    pub takeover: bool,
+    /// Seconds from the first change to the vote; the lane's own budgets otherwise.
+    pub activation_secs: Option<u64>,
+    /// Seconds from the vote to the commit; the lane's own otherwise.
+    pub confirm_secs: Option<u64>,
+    /// File with the secret key that signs closures.
+    pub signing_key: Option<Utf8PathBuf>,
+    /// Overrides the cluster file's user.
+    pub ssh_user: Option<String>,
+    /// Further arguments of ssh.
+    pub ssh_opts: Vec<String>,
+    /// Overrides nodes' host names: `node=host`.
+    pub hostnames: Vec<(NodeName, String)>,
+}
+
+/// Where to go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// A lane of the flake.
+    Lane(Option<String>),
+    /// A release by number; `None` for the one before the current.
+    Release(Option<u64>),
+    /// The newest release of a lane that is not in force.
+    ReleaseOfLane(String),
+}
+
+/// One command's run.
+pub struct Flow<'a> {
+    site: &'a Site,
+    options: &'a DeployOptions,
+    observer: &'a dyn Observer,
+    nodes: Vec<NodeHandle>,
+    begin: Instant,
+    _control: tempfile::TempDir,
+}
+
+/// Built or recorded sides of every node, by rank.
+struct Goalposts {
+    lane: LaneName,
+    sides: Vec<Side>,
+    rollback_of: Option<u64>,
+}
+
+impl<'a> Flow<'a> {
+    /// Prepares connections; nothing is contacted yet.
+    ///
+    /// # Errors
+    /// When a named target or host override is no node of the cluster.
+    pub fn new(site: &'a Site, options: &'a DeployOptions, observer: &'a dyn Observer) -> Result<Self, DeployError> {
+        let named = options.targets.iter().chain(options.hostnames.iter().map(|(n, _)| n));
+        for node in named {
+            if !site.cluster.nodes.contains_key(node) {
+                let known: Vec<&str> = site.cluster.nodes.keys().map(NodeName::as_str).collect();
+                return Err(DeployError::Usage(format!("no node {node}; there are: {}", known.join(", "))));
+            }
+        }
+        let control = control_dir()?;
+        let dir = ssh::utf8(&control)?;
+        let nodes = site.members().into_iter().filter_map(|m| handle(site, options, m, &dir)).collect();
+        Ok(Self { site, options, observer, nodes, begin: Instant::now(), _control: control })
+    }
+
+    /// Asks every node at once; `None` where no tool answers yet.
+    ///
+    /// # Errors
+    /// When a node cannot be reached; all such nodes are named.
+    pub fn statuses(&self) -> Result<Vec<Option<NodeStatus>>, DeployError> {
+        all(self.each(NodeHandle::status))
+    }
+
+    /// As [`Flow::statuses`], but a node that does not answer is a finding.
+    #[must_use]
+    pub fn survey(&self) -> Vec<(Member, Result<Option<NodeStatus>, DeployError>)> {
+        let answers = self.each(NodeHandle::status);
+        self.nodes.iter().map(|n| n.member.clone()).zip(answers).collect()
+    }
+
+    /// Goes to the target: the whole transaction.
+    ///
+    /// # Errors
+    /// Refused before any change, busy, or not understood. From staging on, the verdict tells.
+    pub fn run(&mut self, target: &Target) -> Result<Verdict, DeployError> {
+        let (posts, facts) = self.prepare(target)?;
+        let plan = plan(&facts);
+        let in_force = release_in_force(&facts);
+        let subject = self.subject(&posts.lane, in_force.as_ref());
+        if plan.unchanged && self.options.goal == Goal::Switch {
+            return Ok(self.timed(Verdict::plain(&subject, VerdictKind::Unchanged, None)));
+        }
+        self.check_targets(&plan)?;
+        let requests = self.requests(&posts, &facts, plan.restarts_engine)?;
+        let Some(first) = requests.first() else { return Err(DeployError::Refused("the cluster has no node".into())) };
+        if !self.options.goal.changes_nodes() {
+            let checked = self.check_only(&subject, &requests)?;
+            return Ok(self.timed(checked));
+        }
+        let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
+        self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
+        if let Some(refused) = self.stage_all(&subject, &requests)? {
+            return Ok(self.timed(refused));
+        }
+        let patience = Duration::from_secs(first.spec.confirm_secs + PATIENCE_SECS);
+        let members: Vec<Member> = self.nodes.iter().map(|n| n.member.clone()).collect();
+        let mut link = SshLink::new(&self.nodes, &txn, self.observer, patience);
+        let outcome = drive(&mut link, &members, self.options.goal);
+        drop(link);
+        Ok(self.timed(Verdict::of(&subject, txn, number, outcome)))
+    }
+
+    /// Only the plan.
+    ///
+    /// # Errors
+    /// As [`Flow::run`].
+    pub fn plan(&mut self, target: &Target) -> Result<ClusterPlan, DeployError> {
+        let (_, facts) = self.prepare(target)?;
+        Ok(plan(&facts))
+    }
+
+    /// Builds or looks up both sides, asks the nodes, copies what they lack.
+    fn prepare(&mut self, target: &Target) -> Result<(Goalposts, Vec<NodeFacts>), DeployError> {
+        let (posts, mut statuses) = match target {
+            Target::Lane(lane) => {
+                let lane = self.site.lane(lane.as_deref())?;
+                let names: Vec<NodeName> = self.nodes.iter().map(|n| n.member.node.clone()).collect();
+                // Evaluation and the nodes' answers take about as long as each other.
+                let (sides, statuses) = std::thread::scope(|scope| {
+                    let asked = scope.spawn(|| self.statuses());
+                    let sides = nix::build(self.site, &lane, &names);
+                    (sides, asked.join().unwrap_or_else(|_| Err(DeployError::Refused("the survey died".into()))))
+                });
+                let sides = sides?;
+                for side in &sides {
+                    check_pinned(&read_local(side)?)?;
+                }
+                (Goalposts { lane, sides, rollback_of: None }, statuses?)
+            }
+            Target::Release(_) | Target::ReleaseOfLane(_) => {
+                let statuses = self.statuses()?;
+                (self.recorded(target, &statuses)?, statuses)
+            }
+        };
+        check_open(&self.nodes, &statuses)?;
+        self.copy_missing(&posts, &statuses)?;
+        if statuses.iter().any(Option::is_none) {
+            for (node, side) in self.nodes.iter_mut().zip(&posts.sides) {
+                node.use_tool_of(&side.path);
+            }
+            statuses = self.statuses()?;
+        }
+        let facts = self.facts(&posts, statuses)?;
+        Ok((posts, facts))
+    }
+
+    fn facts(&self, posts: &Goalposts, statuses: Vec<Option<NodeStatus>>) -> Result<Vec<NodeFacts>, DeployError> {
+        let rows = self.nodes.iter().zip(statuses).zip(&posts.sides);
+        rows.map(|((node, status), side)| {
+            let name = &node.member.node;
+            let status = status.ok_or_else(|| DeployError::Refused(format!("{name}: its tool does not answer")))?;
+            if let Some(why) = &status.foreign_profile {
+                return Err(DeployError::Refused(format!("{name}: {why}")));
+            }
+            let generation = match &status.generation {
+                Some(current) if status.current.as_ref().is_some_and(|c| c.path == side.path) => current.clone(),
+                _ => self.generation_of(node, side)?,
+            };
+            Ok(NodeFacts { node: name.clone(), status, to: side.clone(), generation })
+        })
+        .collect()
+    }
+
+    /// The content of a side: from this host's store, else (an old release) from the node.
+    fn generation_of(&self, node: &NodeHandle, side: &Side) -> Result<Generation, DeployError> {
+        if let Ok(generation) = read_local(side) {
+            return Ok(generation);
+        }
+        let path = format!("{}/generation.json", side.path);
+        let answer = node.remote.run(&["cat", &path], b"")?;
+        serde_json::from_str(&answer.stdout).map_err(|e| {
+            DeployError::Refused(format!(
+                "{}: {path}: {e}. The release's closure is gone; deploy its lane again",
+                node.member.node
+            ))
+        })
+    }
+
+    /// The release a rollback names, from the head's records.
+    fn recorded(&self, target: &Target, statuses: &[Option<NodeStatus>]) -> Result<Goalposts, DeployError> {
+        let head = statuses.first().and_then(Option::as_ref);
+        let releases = head.map_or(&[][..], |s| s.releases.as_slice());
+        let current = |r: &Release| {
+            let at = |n: &ReleaseNode| {
+                let place = self.nodes.iter().position(|h| h.member.node == n.node);
+                let status = place.and_then(|p| statuses.get(p)).and_then(Option::as_ref);
+                status.and_then(|s| s.current.as_ref()).map(|s| &s.path) == Some(&n.path)
+            };
+            r.nodes.iter().all(at)
+        };
+        let in_force = releases.iter().rev().find(|r| current(r));
+        let wanted = match target {
+            Target::Release(Some(number)) => releases.iter().find(|r| r.number == *number),
+            Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane.as_str() == lane),
+            _ => releases.iter().rev().find(|r| in_force.is_none_or(|f| r.number < f.number && r.nodes != f.nodes)),
+        };
+        let Some(release) = wanted else {
+            let known: Vec<String> = releases.iter().map(|r| format!("{} ({})", r.number, r.lane)).collect();
+            return Err(DeployError::Refused(format!("no such release to return to; there are: {}", known.join(", "))));
+        };
+        let mut sides = Vec::new();
+        for node in &self.nodes {
+            let Some(part) = release.nodes.iter().find(|n| n.node == node.member.node) else {
+                let (number, name) = (release.number, &node.member.node);
+                return Err(DeployError::Refused(format!("release {number} has no part for node {name}")));
+            };
+            sides.push(Side { path: part.path.clone(), generation: part.generation.clone() });
+        }
+        Ok(Goalposts { lane: release.lane.clone(), sides, rollback_of: Some(release.number) })
+    }
+
+    fn copy_missing(&self, posts: &Goalposts, statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
+        let missing: Vec<(&NodeHandle, &Side)> = self
+            .nodes
+            .iter()
+            .zip(&posts.sides)
+            .zip(statuses)
+            .filter(|((_, side), status)| {
+                status.as_ref().and_then(|s| s.current.as_ref()).map(|c| &c.path) != Some(&side.path)
+            })
+            .map(|(pair, _)| pair)
+            .collect();
+        if missing.is_empty() || posts.rollback_of.is_some() {
+            return Ok(());
+        }
+        if let Some(key) = self.signing_key() {
+            let paths: Vec<_> = missing.iter().map(|(_, side)| &side.path).collect();
+            nix::sign(&paths, key.as_str())?;
+        }
+        let copied = std::thread::scope(|scope| {
+            let copy = |(node, side): &(&NodeHandle, &Side)| {
+                self.observer.event(Some(node.member.node.as_str()), &format!("copy {}", side.path));
+                nix::copy(&node.remote, &side.path)
+            };
+            let threads: Vec<_> = missing.iter().map(|pair| scope.spawn(move || copy(pair))).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect()
+        });
+        all(copied).map(drop)
+    }
+
+    fn signing_key(&self) -> Option<Utf8PathBuf> {
+        let default = Utf8PathBuf::from("/etc/sparklane/signing.key");
+        self.options.signing_key.clone().or_else(|| default.exists().then_some(default))
+    }
+
+    /// `--targets` on a lane that spans nodes is safe only when the others are where they shall be already.
+    fn check_targets(&self, plan: &ClusterPlan) -> Result<(), DeployError> {
+        if self.options.targets.is_empty() {
+            return Ok(());
+        }
+        let others = plan.nodes.iter().filter(|n| !self.options.targets.contains(&n.node) && !n.same);
+        let names: Vec<&str> = others.map(|n| n.node.as_str()).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        Err(DeployError::Refused(format!(
+            "--targets would leave {} on another lane, and the ranks of two lanes cannot serve together; deploy all nodes",
+            names.join(", ")
+        )))
+    }
+
+    fn requests(
+        &self,
+        posts: &Goalposts,
+        facts: &[NodeFacts],
+        restart: bool,
+    ) -> Result<Vec<StageRequest>, DeployError> {
+        let txn = new_txn_id()?;
+        let head = facts.iter().find(|f| f.generation.role.decides());
+        let head = head.ok_or_else(|| DeployError::Refused("the cluster has no head".into()))?;
+        let release = self.release(posts, facts, &txn, head);
+        let pairing = Head {
+            user: self.user().to_owned(),
+            addresses: head
+                .generation
+                .own()
+                .map_or_else(Vec::new, |p| vec![p.rail1.clone(), p.rail2.clone(), p.host.clone()]),
+            host_keys: head.status.host_keys.clone(),
+        };
+        let mut askers = Vec::new();
+        for (node, fact) in self.nodes.iter().zip(facts).filter(|(n, _)| !n.member.role.decides()) {
+            let key = match &fact.status.decision_key {
+                Some(key) => key.clone(),
+                None if self.options.goal.changes_nodes() => node.key()?,
+                None => continue,
+            };
+            askers.push((self.user().to_owned(), key));
+        }
+        Ok(facts.iter().map(|fact| self.request(fact, &txn, &release, restart, (&pairing, &askers))).collect())
+    }
+
+    fn request(
+        &self,
+        fact: &NodeFacts,
+        txn: &TxnId,
+        release: &Release,
+        restart: bool,
+        pairing: (&Head, &[(String, String)]),
+    ) -> StageRequest {
+        let role = fact.generation.role;
+        let confirm = u64::from(fact.generation.budgets.confirm_secs);
+        let spec = Spec {
+            txn: txn.clone(),
+            node: fact.node.clone(),
+            role,
+            goal: self.options.goal,
+            from: fact.status.current.clone(),
+            to: fact.to.clone(),
+            release: Some(release.clone()),
+            owner: release.who.clone(),
+            activation_secs: self.options.activation_secs.unwrap_or_else(|| fact.generation.activation_secs()),
+            confirm_secs: self.options.confirm_secs.unwrap_or(confirm),
+            restart_engine: restart,
+            replace_edited: self.options.replace_edited,
+            takeover: self.options.takeover,
+        };
+        StageRequest {
+            spec,
+            public_key: self.site.cluster.trusted_key.clone(),
+            head: (!role.decides()).then(|| pairing.0.clone()),
+            askers: if role.decides() { pairing.1.to_vec() } else { Vec::new() },
+            dry: !self.options.goal.changes_nodes(),
+            deploy_rs: None,
+        }
+    }
+
+    fn release(&self, posts: &Goalposts, facts: &[NodeFacts], txn: &TxnId, head: &NodeFacts) -> Release {
+        let number = head.status.releases.iter().map(|r| r.number).max().unwrap_or(0) + 1;
+        let part = |f: &NodeFacts| ReleaseNode {
+            node: f.node.clone(),
+            path: f.to.path.clone(),
+            generation: f.to.generation.clone(),
+        };
+        Release {
+            number,
+            cluster: self.site.cluster.name.clone(),
+            lane: posts.lane.clone(),
+            nodes: facts.iter().map(part).collect(),
+            image: head.generation.image.manifest.clone(),
+            weights: head.generation.weights.as_ref().map(|w| w.manifest.clone()),
+            txn: txn.clone(),
+            rollback_of: posts.rollback_of,
+            time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            who: who(),
+        }
+    }
+
+    /// Stages head first, so that two operators meet there. A refusal ends what was staged before.
+    fn stage_all(&self, subject: &Subject, requests: &[StageRequest]) -> Result<Option<Verdict>, DeployError> {
+        for (index, (node, request)) in self.nodes.iter().zip(requests).enumerate() {
+            self.observer.event(Some(node.member.node.as_str()), "stage");
+            let staged = node.stage(request);
+            let why = match &staged {
+                Ok(staged) if staged.passed() => continue,
+                Ok(staged) => refusals(node, staged).join("; "),
+                Err(error) => error.to_string(),
+            };
+            self.abort(&requests[..index], &why);
+            staged?;
+            return Ok(Some(Verdict::plain(subject, VerdictKind::Refused, Some(why))));
+        }
+        Ok(None)
+    }
+
+    fn abort(&self, requests: &[StageRequest], why: &str) {
+        let Some(first) = requests.first() else { return };
+        let staged = &self.nodes[..requests.len()];
+        let mut link = SshLink::new(staged, &first.spec.txn, self.observer, Duration::from_secs(PATIENCE_SECS));
+        for node in staged {
+            // When this is lost, the node ends the transaction at its deadline; nothing has changed on it.
+            let _told = link.order(&node.member.node, &Order::Abort { why: why.to_owned() });
+        }
+    }
+
+    fn check_only(&self, subject: &Subject, requests: &[StageRequest]) -> Result<Verdict, DeployError> {
+        let answers = std::thread::scope(|scope| {
+            let rows = self.nodes.iter().zip(requests);
+            let threads: Vec<_> = rows.map(|(node, request)| scope.spawn(move || node.stage(request))).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect()
+        });
+        let staged: Vec<Staged> = all(answers)?;
+        let refused: Vec<String> = self.nodes.iter().zip(&staged).flat_map(|(n, s)| refusals(n, s)).collect();
+        Ok(if refused.is_empty() {
+            Verdict::plain(subject, VerdictKind::Checked, None)
+        } else {
+            Verdict::plain(subject, VerdictKind::Refused, Some(refused.join("; ")))
+        })
+    }
+
+    fn each<T: Send>(&self, act: impl Fn(&NodeHandle) -> Result<T, DeployError> + Sync) -> Vec<Result<T, DeployError>> {
+        std::thread::scope(|scope| {
+            let act = &act;
+            let threads: Vec<_> = self.nodes.iter().map(|node| scope.spawn(move || act(node))).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect()
+        })
+    }
+
+    fn user(&self) -> &str {
+        self.options.ssh_user.as_deref().unwrap_or(&self.site.cluster.ssh.user)
+    }
+
+    fn subject(&self, lane: &LaneName, in_force: Option<&Release>) -> Subject {
+        let cluster = self.site.cluster.name.clone();
+        Subject { cluster, lane: lane.clone(), previous: in_force.map(|r| r.number) }
+    }
+
+    fn timed(&self, verdict: Verdict) -> Verdict {
+        Verdict { millis: u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX), ..verdict }
+    }
+}
+
+impl Drop for Flow<'_> {
+    fn drop(&mut self) {
+        std::thread::scope(|scope| {
+            for node in &self.nodes {
+                scope.spawn(|| node.remote.close());
+            }
+        });
+    }
+}
+
+fn handle(site: &Site, options: &DeployOptions, member: Member, control: &Utf8PathBuf) -> Option<NodeHandle> {
+    let node = site.cluster.nodes.get(&member.node)?;
+    let host = options.hostnames.iter().find(|(n, _)| *n == member.node).map_or(&node.host, |(_, host)| host);
+    let remote = Remote {
+        name: member.node.to_string(),
+        user: options.ssh_user.clone().unwrap_or_else(|| site.cluster.ssh.user.clone()),
+        host: host.clone(),
+        opts: site.cluster.ssh.opts.iter().chain(&options.ssh_opts).cloned().collect(),
+        control: control.clone(),
+    };
+    Some(NodeHandle::new(member, remote))
+}
+
+fn read_local(side: &Side) -> Result<Generation, DeployError> {
+    let path = Utf8PathBuf::from(side.path.as_str());
+    sparklane_host::closure::generation(&path).map_err(|e| DeployError::Refused(e.to_string()))
+}
+
+fn check_pinned(generation: &Generation) -> Result<(), DeployError> {
+    let image = &generation.image;
+    if image.manifest.is_some() {
+        return Ok(());
+    }
+    Err(DeployError::Refused(format!(
+        "lane {}: the image {} has no known digest yet, so nodes could not prove what they run. Pin it where its registry \
+         is reachable: {}",
+        generation.lane, image.reference, image.pin_with
+    )))
+}
+
+/// A doubt must be ended by people or by time before anything new begins.
+fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
+    for (node, status) in nodes.iter().zip(statuses) {
+        let open = status.as_ref().map_or(&[][..], |s| s.open.as_slice());
+        if let Some(doubt) = open.iter().find(|t| t.state == State::InDoubt) {
+            return Err(DeployError::InDoubt(format!(
+                "{}: transaction {} is in doubt ({}); it ends by itself once the head can be reached. Look: sparklane status",
+                node.member.node,
+                doubt.txn,
+                doubt.why.as_deref().unwrap_or("")
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn refusals(node: &NodeHandle, staged: &Staged) -> Vec<String> {
+    let row = |name: &str, why: &str| format!("{}: {name}: {why}", node.member.node);
+    staged.checks.iter().filter_map(|c| c.refused.as_ref().map(|why| row(&c.name, why))).collect()
+}
+
+/// All answers, or all failures in one: a person mends them in one go.
+fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
+    let mut good = Vec::new();
+    let mut bad: Vec<DeployError> = Vec::new();
+    for answer in answers {
+        match answer {
+            Ok(value) => good.push(value),
+            Err(error) => bad.push(error),
+        }
+    }
+    match bad.len() {
+        0 => Ok(good),
+        1 => Err(bad.remove(0)),
+        _ => Err(DeployError::Refused(bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))),
+    }
+}
+
+fn died() -> DeployError {
+    DeployError::Refused("a thread of this program died".into())
+}
+
+/// Sorts by time, for people; the random end keeps two operators apart.
+///
+/// # Errors
+/// When the system gives no random bytes.
+pub fn new_txn_id() -> Result<TxnId, DeployError> {
+    let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
+    let mut random = [0u8; 3];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| DeployError::Refused(format!("no randomness: {e}")))?;
+    let end: String = random.iter().map(|b| format!("{b:02x}")).collect();
+    format!("{now}-{end}").parse().map_err(|e: sparklane_lane::BadId| DeployError::Refused(e.to_string()))
+}
+
+/// `user@host` of the operator.
+#[must_use]
+pub fn who() -> String {
+    let user = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).unwrap_or_else(|_| "root".into());
+    format!("{user}@{}", rustix::system::uname().nodename().to_string_lossy())
+}

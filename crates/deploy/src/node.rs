@@ -1,0 +1,89 @@
+//! One node as the control host asks it: status, staging, keys.
+
+use serde::de::DeserializeOwned;
+use sparklane_host::HostPaths;
+use sparklane_host::stage::{StageRequest, Staged};
+use sparklane_host::status::NodeStatus;
+use sparklane_lane::StorePath;
+use sparklane_txn::cluster::Member;
+
+use crate::error::DeployError;
+use crate::ssh::{Answer, Remote};
+
+/// A node and how to reach it.
+#[derive(Debug, Clone)]
+pub struct NodeHandle {
+    /// Name and role.
+    pub member: Member,
+    /// ssh.
+    pub remote: Remote,
+    /// The tool to run there.
+    pub tool: String,
+}
+
+impl NodeHandle {
+    /// A handle that uses the tool of the node's last deployment.
+    #[must_use]
+    pub fn new(member: Member, remote: Remote) -> Self {
+        let tool = format!("{}/bin/sparklane", HostPaths::system().tool());
+        Self { member, remote, tool }
+    }
+
+    /// From here on the tool of a closure that was copied to the node.
+    pub fn use_tool_of(&mut self, closure: &StorePath) {
+        self.tool = format!("{closure}/bin/sparklane");
+    }
+
+    /// The node's state; `None` when it has no tool yet, or one that speaks another version.
+    ///
+    /// # Errors
+    /// When the node cannot be reached, refuses sudo, or cannot read its own state.
+    pub fn status(&self) -> Result<Option<NodeStatus>, DeployError> {
+        let answer = self.remote.run(&[&self.tool, "node", "status"], b"")?;
+        if is_absent(&answer) {
+            return Ok(None);
+        }
+        if answer.code != 0 {
+            return Err(self.refused(&answer));
+        }
+        Ok(serde_json::from_str(&answer.stdout).ok())
+    }
+
+    /// Stages, or only checks.
+    ///
+    /// # Errors
+    /// When the node refuses to stage at all, or is busy.
+    pub fn stage(&self, request: &StageRequest) -> Result<Staged, DeployError> {
+        let input = serde_json::to_vec(request).map_err(|e| DeployError::Refused(e.to_string()))?;
+        self.ask(&["node", "stage"], &input)
+    }
+
+    /// The public key with which the node asks the head.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn key(&self) -> Result<String, DeployError> {
+        self.ask(&["node", "key"], b"")
+    }
+
+    fn ask<T: DeserializeOwned>(&self, words: &[&str], input: &[u8]) -> Result<T, DeployError> {
+        let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
+        let answer = self.remote.run(&argv, input)?;
+        if answer.code != 0 {
+            return Err(self.refused(&answer));
+        }
+        serde_json::from_str(&answer.stdout)
+            .map_err(|e| DeployError::Refused(format!("{}: odd answer: {e}", self.member.node)))
+    }
+
+    fn refused(&self, answer: &Answer) -> DeployError {
+        let text = answer.stderr.trim();
+        let text = if text.is_empty() { format!("exit code {}", answer.code) } else { text.to_owned() };
+        let text = format!("{}: {text}", self.member.node);
+        if answer.code == 5 { DeployError::Busy(text) } else { DeployError::Refused(text) }
+    }
+}
+
+fn is_absent(answer: &Answer) -> bool {
+    answer.code != 0 && (answer.stderr.contains("command not found") || answer.stderr.contains("No such file"))
+}

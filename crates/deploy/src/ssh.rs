@@ -1,0 +1,182 @@
+//! One multiplexed ssh connection to a node: host keys checked, no prompt, no hang, absolute paths.
+
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use camino::{Utf8Path, Utf8PathBuf};
+
+use crate::error::DeployError;
+use crate::quote::command_line;
+
+/// Seconds for a connection to stand.
+const CONNECT_SECS: u32 = 10;
+/// Longest a node may take for a question that waits for nothing.
+const ANSWER: Duration = Duration::from_secs(120);
+
+/// A node as ssh reaches it.
+#[derive(Debug, Clone)]
+pub struct Remote {
+    /// Node's name, for messages.
+    pub name: String,
+    /// User with sudo and no password.
+    pub user: String,
+    /// Host name or address.
+    pub host: String,
+    /// Further arguments of ssh.
+    pub opts: Vec<String>,
+    /// Folder of the connection's socket.
+    pub control: Utf8PathBuf,
+}
+
+/// What a remote command gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Exit code; 255 is ssh's own.
+    pub code: i32,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+impl Remote {
+    /// Arguments of every ssh call, before the host.
+    #[must_use]
+    pub fn ssh_args(&self) -> Vec<String> {
+        let mut args: Vec<String> = [
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=yes",
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            "ControlPersist=30",
+            "-o",
+            "ServerAliveInterval=3",
+            "-o",
+            "ServerAliveCountMax=4",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        args.extend(["-o".into(), format!("ConnectTimeout={CONNECT_SECS}")]);
+        args.extend(["-o".into(), format!("ControlPath={}/%C", self.control)]);
+        args.extend(self.opts.iter().cloned());
+        args
+    }
+
+    /// The store that `nix copy` writes to.
+    #[must_use]
+    pub fn store(&self) -> String {
+        format!("ssh-ng://{}@{}", self.user, self.host)
+    }
+
+    /// ssh with an argument vector for the node, as root. `sudo -n` never asks: it refuses within a second.
+    #[must_use]
+    pub fn command(&self, argv: &[&str]) -> Command {
+        let mut words = if self.user == "root" { Vec::new() } else { vec!["sudo", "-n", "--"] };
+        words.extend(argv);
+        let mut command = Command::new("ssh");
+        command.args(self.ssh_args()).args(["-l", &self.user, "--", &self.host]).arg(command_line(&words));
+        command
+    }
+
+    /// Runs a command on the node to its end, with `input` on its stdin.
+    ///
+    /// # Errors
+    /// When ssh itself fails (unknown host key, no route, no login), sudo asks for a password, or nothing comes in time.
+    pub fn run(&self, argv: &[&str], input: &[u8]) -> Result<Answer, DeployError> {
+        let mut command = self.command(argv);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| self.refused(&format!("ssh cannot be started: {e}")))?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // A command that ends early closes its stdin; its exit code tells why.
+            let _sent = stdin.write_all(input);
+        }
+        let answer = finish(child, ANSWER).map_err(|why| self.refused(&why))?;
+        self.explain(answer)
+    }
+
+    fn explain(&self, answer: Answer) -> Result<Answer, DeployError> {
+        let last = answer.stderr.trim().lines().last().unwrap_or("").to_owned();
+        if answer.code == 255 {
+            return Err(self.refused(&format!("ssh: {last}. Try: ssh {}@{} true", self.user, self.host)));
+        }
+        if last.starts_with("sudo:") {
+            return Err(self.refused(&format!(
+                "{last}. {} needs sudo without a password there: {} ALL=(ALL) NOPASSWD: ALL in /etc/sudoers.d",
+                self.user, self.user
+            )));
+        }
+        Ok(answer)
+    }
+
+    fn refused(&self, why: &str) -> DeployError {
+        DeployError::Refused(format!("{}: {why}", self.name))
+    }
+
+    /// Ends the shared connection.
+    pub fn close(&self) {
+        let mut command = Command::new("ssh");
+        command.args(self.ssh_args()).args(["-O", "exit", "-l", &self.user, "--", &self.host]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Ok(child) = command.spawn() {
+            let _ended = finish(child, Duration::from_secs(2));
+        }
+    }
+}
+
+/// Waits for a child with both pipes drained, and kills it when it takes too long.
+fn finish(mut child: Child, limit: Duration) -> Result<Answer, String> {
+    let out = drain(child.stdout.take());
+    let err = drain(child.stderr.take());
+    let until = Instant::now() + limit;
+    let mut nap = Duration::from_millis(1);
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() >= until => {
+                let _killed = child.kill();
+                let _reaped = child.wait();
+                return Err(format!("no answer in {} s", limit.as_secs()));
+            }
+            Ok(None) => {
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(Duration::from_millis(10));
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    };
+    let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
+    Ok(Answer { code: status.code().unwrap_or(-1), stdout: text(out), stderr: text(err) })
+}
+
+fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _read = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+/// A private folder for connection sockets, short enough for a socket's name.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn control_dir() -> Result<tempfile::TempDir, DeployError> {
+    let made = tempfile::Builder::new().prefix("sl-").tempdir_in("/tmp");
+    made.map_err(|e| DeployError::Refused(format!("/tmp: {e}")))
+}
+
+/// The folder as UTF-8.
+///
+/// # Errors
+/// When /tmp is not UTF-8, which it is.
+pub fn utf8(dir: &tempfile::TempDir) -> Result<Utf8PathBuf, DeployError> {
+    let path = Utf8Path::from_path(dir.path());
+    path.map(Utf8Path::to_owned).ok_or_else(|| DeployError::Refused("the temporary folder is not UTF-8".into()))
+}

@@ -1,0 +1,64 @@
+# A cluster file and a catalogue become packages, a deploy-rs node list and checks.
+{ lib }:
+{ cluster, catalog }:
+let
+  inherit (builtins) all attrNames attrValues concatMap elem filter foldl' listToAttrs map;
+
+  generation = import ./generation.nix { inherit lib; };
+  nodes = attrNames cluster.nodes;
+  nodeSystems = map (n: n.system) (attrValues cluster.nodes);
+  # Nothing here may fail on a mistake in a lane's file: the tool reports those, with their keys.
+  imageOf = lane: catalog.images.${lane.image or ""} or null;
+  # Lanes whose image runs on these machines.
+  fits = lane: all (s: elem s ((imageOf lane).systems or nodeSystems)) nodeSystems;
+  # What this flake can build here: the builder's binary and the nodes' binaries must be there.
+  buildable = all (s: elem s lib.systems) (nodeSystems ++ [ cluster.buildSystem ]);
+  lanes = if buildable then filter (name: fits catalog.lanes.${name}) (attrNames catalog.lanes) else [ ];
+
+  weightsOf = lane:
+    let name = lane.model.weights or null;
+    in if name == null then null else { inherit name; text = catalog.weights.${name} or null; };
+
+  pairs = concatMap (name: map (node: { inherit name node; lane = catalog.lanes.${name}; }) nodes) lanes;
+  make = attempt: { name, lane, node }:
+    generation {
+      inherit cluster name lane node attempt;
+      image = imageOf lane;
+      weights = weightsOf lane;
+    };
+  named = f: listToAttrs (map (p: { name = "generation-${cluster.name}-${p.name}-${p.node}"; value = f p; }) pairs);
+
+  sum = foldl' (a: b: a + b) 0;
+  gateSecs = lane: sum (map (g: g.budgetSecs or 0) (lane.gates or [ ]));
+  deployNode = { name, lane, node }: {
+    hostname = cluster.nodes.${node}.host;
+    profiles.sparklane = {
+      path = make 0 { inherit name lane node; };
+      user = "root";
+      sshUser = cluster.ssh.user;
+      sshOpts = cluster.ssh.opts or [ ];
+      profilePath = "/nix/var/nix/profiles/sparklane";
+      # Must exist beforehand, and nobody else may write there.
+      tempPath = "/run";
+      # Our activation answers only once the gates have passed.
+      activationTimeout = (lane.budgets.startSecs or 0) + gateSecs lane;
+      confirmTimeout = lane.budgets.confirmSecs or 30;
+      autoRollback = true;
+      magicRollback = true;
+    };
+  };
+  deployNodes = chosen: prefix:
+    listToAttrs (map
+      (p: { name = "${prefix}${p.node}"; value = deployNode p; })
+      (filter (p: p.name == chosen) pairs));
+in
+{
+  inherit cluster buildable;
+  # { generation-<cluster>-<lane>-<node> = closure; }
+  packages = named (make 0);
+  # The same, built once more: the determinism check compares them.
+  again = named (make 1);
+  # deploy-rs's schema: <cluster>-<node> for the default lane, <cluster>-<lane>-<node> for each.
+  deploy.nodes = foldl' (a: b: a // b) (deployNodes cluster.defaultLane "${cluster.name}-")
+    (map (name: deployNodes name "${cluster.name}-${name}-") lanes);
+}

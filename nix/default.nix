@@ -1,0 +1,93 @@
+# The flake's outputs.
+{ self, nixpkgs, prebuilt, wheelhouse, ... }:
+let
+  inherit (builtins) attrValues filter foldl' listToAttrs mapAttrs;
+
+  lib = import ./lib.nix { inherit prebuilt nixpkgs; };
+  catalog = import ./catalog.nix { inherit prebuilt; };
+  makeCluster = import ./cluster.nix { inherit lib; };
+  clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog; }) catalog.clusters;
+
+  forSystems = systems: f: listToAttrs (map (name: { inherit name; value = f name; }) systems);
+  merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
+  builtHere = system: c: c.cluster.buildSystem == system;
+
+  # `prebuiltInput` is where our prebuilt input is, seen from the flake that the apps deploy.
+  appsFor = { flake, prebuiltInput, catalog }: system:
+    let
+      drv = import ./apps.nix { inherit lib system catalog prebuilt flake prebuiltInput; };
+      app = name: description: {
+        type = "app";
+        program = "${drv}/bin/${name}";
+        meta = { inherit description; };
+      };
+    in
+    rec {
+      default = sparklane;
+      sparklane = app "sparklane" "the tool with all its commands";
+      deploy = app "deploy" "bring all nodes to a lane, or leave all as they were";
+      rollback = app "rollback" "return all nodes to a prior release";
+      status = app "status" "what the nodes serve";
+      releases = app "releases" "the cluster's numbered releases";
+      plan = app "plan" "what a deploy would change";
+      lane = app "lane" "list, show, check and compare lanes";
+    };
+
+  packagesFor = clusters: system:
+    foldl' (a: c: a // c.packages) { sparklane = lib.tool system system; }
+      (filter (builtHere system) (attrValues clusters));
+
+  withDefault = set: set // { default = set.sparklane; };
+in
+{
+  packages = forSystems lib.systems (system: withDefault (packagesFor clusters system));
+  apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
+  checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
+  deploy.nodes = merge (c: c.deploy.nodes);
+
+  lib = {
+    inherit catalog wheelhouse;
+
+    # A user's own flake: `outputs = { self, sparklane, ... }: sparklane.lib.mkCluster { inherit self; cluster = import ./cluster.nix; }`.
+    # `lanes`, `images` and `weights` add to the shipped ones; weights are texts of manifests. `input` is the name that
+    # the flake gives this one.
+    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { } }:
+      let
+        own = catalog // {
+          lanes = catalog.lanes // lanes;
+          images = catalog.images // images;
+          weights = catalog.weights // weights;
+          clusters = { ${cluster.name} = cluster; };
+        };
+        made = { ${cluster.name} = makeCluster { inherit cluster; catalog = own; }; };
+      in
+      {
+        packages = forSystems lib.systems (system: withDefault (packagesFor made system));
+        apps = forSystems lib.systems (appsFor {
+          flake = "${self}";
+          prebuiltInput = "${input}/prebuilt";
+          catalog = own;
+        });
+        checks = forSystems lib.systems (system:
+          removeAttrs (import ./checks.nix { inherit lib system; catalog = own; clusters = made; }) [ "golden" ]);
+        deploy.nodes = made.${cluster.name}.deploy.nodes;
+        lib.catalog = own;
+      };
+  };
+
+  templates.default = {
+    path = ./template;
+    description = "your own cluster on top of sparklane";
+  };
+}
+# These look at nixpkgs as soon as they are evaluated, which `nix flake check` does.
+// (if !lib.fromSource then { } else {
+  devShells = forSystems lib.systems (system:
+    let pkgs = nixpkgs.legacyPackages.${system};
+    in {
+      default = pkgs.mkShell {
+        packages = with pkgs; [ cargo clippy rustfmt rustc nix ];
+      };
+    });
+  formatter = forSystems lib.systems (system: nixpkgs.legacyPackages.${system}.nixfmt);
+})

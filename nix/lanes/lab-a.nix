@@ -1,0 +1,5 @@
+import ./base/lab.nix {
+  name = "lab-a";
+  description = "the lab's first lane";
+  maxNumSeqs = 4;
+}

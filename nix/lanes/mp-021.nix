@@ -1,0 +1,23 @@
+import ./base/mp.nix {
+  name = "mp-021";
+  description = "DeepSeek V4 Flash 0731 without Ray, vLLM 0.21 under /opt/env: what mp-0251 rolls back to";
+  image = "stage-c-fi3615";
+  captureSize = 48;
+  nvcc = "/opt/env/bin/nvcc";
+  env = {
+    VLLM_DSPARK_CONFIDENCE_SCHEDULER = "off";
+    VLLM_DSPARK_CONFIDENCE_THRESHOLD = "0.0";
+    VLLM_DSPARK_FUSED_MARKOV_ARGMAX = "0";
+    VLLM_DSPARK_GPU_REJECTED_CONTEXT_MASK = "1";
+    VLLM_DSPARK_HARDWARE_SCHEDULER_EARLY_STOP = "1";
+    VLLM_DSPARK_LOCAL_ARGMAX = "1";
+    VLLM_DSPARK_REFERENCE_KV_QUANT_DEQUANT = "0";
+    VLLM_DSPARK_REPLICATE_MARKOV_W1 = "1";
+    VLLM_DSV4_B12X_COMPRESSED_MLA = "0";
+    VLLM_DSV4_DSPARK_DEFER_TARGET_CAPTURE = "0";
+    VLLM_DSV4_DSPARK_DEFER_TARGET_CAPTURE_EXACT = "0";
+    VLLM_SKIP_INIT_MEMORY_CHECK = "1";
+    VLLM_TRITON_MLA_SPARSE = "1";
+    VLLM_USE_B12X_WO_PROJECTION = "1";
+  };
+}

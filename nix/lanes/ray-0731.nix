@@ -1,0 +1,7 @@
+import ./base/ray.nix {
+  name = "ray-0731";
+  description = "DeepSeek V4 Flash 0731 over Ray: best single stream (7 draft tokens, 6 sequences)";
+  maxNumSeqs = 6;
+  draftTokens = 7;
+  captureSize = 96;
+}
