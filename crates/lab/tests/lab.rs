@@ -1,6 +1,8 @@
 //! The lab itself, for real. Needs root, the packages, and the base root file system; `cargo xtask test` runs it.
 //! One test, since there is one lab per host. It ends with the lab down.
 
+#![allow(clippy::unwrap_used, reason = "a failure shall end the test")]
+
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
