@@ -12,9 +12,10 @@ let
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
   builtHere = system: c: c.cluster.buildSystem == system;
 
-  appsFor = flake: system: catalog:
+  # `prebuiltInput` is where our prebuilt input is, seen from the flake that the apps deploy.
+  appsFor = { flake, prebuiltInput, catalog }: system:
     let
-      drv = import ./apps.nix { inherit lib system catalog prebuilt flake; };
+      drv = import ./apps.nix { inherit lib system catalog prebuilt flake prebuiltInput; };
       app = name: description: {
         type = "app";
         program = "${drv}/bin/${name}";
@@ -40,7 +41,7 @@ let
 in
 {
   packages = forSystems lib.systems (system: withDefault (packagesFor clusters system));
-  apps = forSystems lib.systems (system: appsFor "${self}" system catalog);
+  apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
   deploy.nodes = merge (c: c.deploy.nodes);
 
@@ -48,8 +49,9 @@ in
     inherit catalog wheelhouse;
 
     # A user's own flake: `outputs = { self, sparklane, ... }: sparklane.lib.mkCluster { inherit self; cluster = import ./cluster.nix; }`.
-    # `lanes`, `images` and `weights` add to the shipped ones; weights are texts of manifests.
-    mkCluster = { self, cluster, lanes ? { }, images ? { }, weights ? { } }:
+    # `lanes`, `images` and `weights` add to the shipped ones; weights are texts of manifests. `input` is the name that
+    # the flake gives this one.
+    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { } }:
       let
         own = catalog // {
           lanes = catalog.lanes // lanes;
@@ -61,7 +63,11 @@ in
       in
       {
         packages = forSystems lib.systems (system: withDefault (packagesFor made system));
-        apps = forSystems lib.systems (system: appsFor "${self}" system own);
+        apps = forSystems lib.systems (appsFor {
+          flake = "${self}";
+          prebuiltInput = "${input}/prebuilt";
+          catalog = own;
+        });
         checks = forSystems lib.systems (system:
           removeAttrs (import ./checks.nix { inherit lib system; catalog = own; clusters = made; }) [ "golden" ]);
         deploy.nodes = made.${cluster.name}.deploy.nodes;

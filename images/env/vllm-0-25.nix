@@ -4,12 +4,14 @@ let
 in
 common
 // {
-  registered = common.registered ++ [ "DSPARK_SLOT_CLAMP" ];
+  registered = common.registered ++ [
+    "DSPARK_SLOT_CLAMP"
+    "VLLM_SKIP_INIT_MEMORY_CHECK"
+    "VLLM_TRITON_MLA_SPARSE"
+  ];
   ignored = common.ignored ++ [
     "VLLM_DSPARK_*"
     "VLLM_DSV4_*"
-    "VLLM_SKIP_INIT_MEMORY_CHECK"
-    "VLLM_TRITON_MLA_SPARSE"
     "VLLM_USE_B12X_WO_PROJECTION"
   ];
 }

@@ -13,7 +13,11 @@ pub(crate) fn build(attrs: &Attrs, out: &Utf8Path) -> Result<(), BuildError> {
     for name in names {
         fs::symlink(&format!("{tool}/bin/sparklane"), &out.join("bin").join(name))?;
     }
-    let flake = json!({ "flake": attrs.text("flake")?, "prebuilt": attrs.text("prebuilt")? });
+    let flake = json!({
+        "flake": attrs.text("flake")?,
+        "prebuilt": attrs.value("prebuilt")?,
+        "prebuiltInput": attrs.text("prebuiltInput")?,
+    });
     let share = out.join("share/sparklane");
     fs::write(&share.join("flake.json"), format!("{flake}\n").as_bytes(), 0o444)?;
     fs::write(&share.join("lanes.json"), format!("{}\n", attrs.value("catalog")?).as_bytes(), 0o444)

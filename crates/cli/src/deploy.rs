@@ -184,7 +184,7 @@ impl Reach {
 }
 
 /// `<app>/share/sparklane` for `<app>/bin/deploy`: argv[0] is the app's link, not the binary it leads to.
-fn share_beside_app() -> Utf8PathBuf {
+pub(crate) fn share_beside_app() -> Utf8PathBuf {
     let argv0 = std::env::args().next().unwrap_or_default();
     let bin = Utf8PathBuf::from(argv0);
     bin.parent().and_then(|p| p.parent()).map_or_else(|| "share/sparklane".into(), |app| app.join("share/sparklane"))

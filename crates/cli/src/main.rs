@@ -5,6 +5,7 @@ mod deploy;
 mod deploy_rs;
 mod engine;
 mod lab;
+mod lane;
 mod node;
 mod parts;
 mod report;
@@ -46,6 +47,8 @@ enum Command {
     Engine(engine::Args),
     /// Rehearsal machines on this host: control, head and worker.
     Lab(lab::Args),
+    /// List, show, check and compare lanes.
+    Lane(lane::Args),
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Txn(args) => txn::run(args),
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
+        Command::Lane(args) => lane::run(args),
         Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {

@@ -20,7 +20,7 @@ pub fn build(site: &Site, lane: &LaneName, nodes: &[NodeName]) -> Result<Vec<Sid
     let mut command = Command::new("nix");
     command.args(FEATURES).args(["build", "--no-link", "--print-out-paths", "--no-write-lock-file"]);
     if let Some(prebuilt) = &site.flake.prebuilt {
-        command.args(["--override-input", "prebuilt", &format!("path:{prebuilt}")]);
+        command.args(["--override-input", &site.flake.prebuilt_input, &format!("path:{prebuilt}")]);
     }
     for node in nodes {
         command.arg(format!("path:{}#generation-{}-{lane}-{node}", site.flake.flake, site.cluster.name));

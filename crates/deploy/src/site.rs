@@ -17,6 +17,13 @@ pub struct Flake {
     pub flake: Utf8PathBuf,
     /// The `prebuilt` input it was evaluated with, when the binary came from there.
     pub prebuilt: Option<Utf8PathBuf>,
+    /// Path of that input from the flake's own inputs; a user's flake has it below ours.
+    #[serde(rename = "prebuiltInput", default = "prebuilt_input")]
+    pub prebuilt_input: String,
+}
+
+fn prebuilt_input() -> String {
+    "prebuilt".to_owned()
 }
 
 /// Flake, catalog and one cluster of it.

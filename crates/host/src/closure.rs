@@ -41,7 +41,9 @@ pub fn id(closure: &Utf8Path) -> Result<GenerationId, HostError> {
 pub fn tool(closure: &Utf8Path) -> Result<StorePath, HostError> {
     let link = closure.join("bin/sparklane");
     let real = link.canonicalize_utf8().map_err(HostError::file("resolve", &link))?;
-    let top: String = real.as_str().split('/').take(4).collect::<Vec<_>>().join("/");
+    let real = real.as_str();
+    let store = real.find("/nix/store/").map_or(real, |at| &real[at..]);
+    let top: String = store.split('/').take(4).collect::<Vec<_>>().join("/");
     top.parse().map_err(|e: sparklane_lane::BadId| HostError::Content { path: link, why: e.to_string() })
 }
 

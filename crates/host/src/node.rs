@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use sparklane_lane::Generation;
 use sparklane_lane::generation::GateScope;
 use sparklane_txn::plan::{Before, Direction, ENGINE_UNIT, Found, Inventory, Refresh, plan};
@@ -64,11 +64,15 @@ impl RealNode {
     }
 
     fn old(&self) -> Result<Option<Generation>, HostError> {
-        self.spec.from.as_ref().map(read).transpose()
+        self.spec.from.as_ref().map(|side| self.read(side)).transpose()
     }
 
     fn new_generation(&self) -> Result<Generation, HostError> {
-        read(&self.spec.to)
+        self.read(&self.spec.to)
+    }
+
+    fn read(&self, side: &Side) -> Result<Generation, HostError> {
+        closure::generation(&self.paths.in_store(&side.path))
     }
 
     fn inventory(&self, old: Option<&Generation>, new: &Generation) -> Result<Inventory, HostError> {
@@ -113,7 +117,7 @@ impl RealNode {
         }
         let (old, new) = (self.old()?, self.new_generation()?);
         let scratch = self.paths.txn(&spec.txn).join("scratch");
-        let checked = validate::check(Utf8Path::new(spec.to.path.as_str()), &new, &scratch);
+        let checked = validate::check(&self.paths.in_store(&spec.to.path), &new, &scratch);
         let _gone = std::fs::remove_dir_all(&scratch);
         checked?;
         let inventory = self.inventory(old.as_ref(), &new)?;
@@ -140,7 +144,7 @@ impl RealNode {
             Step::StopUnit { unit, .. } => self.units.stop(unit, self.stop_secs()),
             Step::StartUnit { unit } => self.units.start(unit),
             Step::Place { path, file, .. } => {
-                let content = Utf8PathBuf::from(format!("{}{path}", self.spec.to.path));
+                let content = self.paths.in_store(&self.spec.to.path).join(path.trim_start_matches('/'));
                 let bytes = std::fs::read(&content).map_err(HostError::file("read", &content))?;
                 files::write_atomic(&self.paths.managed(path), &bytes, file.mode)
             }
@@ -206,7 +210,7 @@ impl RealNode {
                 _ => {}
             }
         }
-        install::tool(&self.paths, Utf8Path::new(spec.to.path.as_str()))
+        install::tool(&self.paths, &self.paths.in_store(&spec.to.path))
     }
 
     fn tidy(&self, spec: &Spec, outcome: &Record) -> Result<(), HostError> {
@@ -241,10 +245,6 @@ pub struct Parts {
     pub mover: Box<dyn Mover>,
     /// What waits for gates.
     pub gates: Box<dyn Gates>,
-}
-
-fn read(side: &Side) -> Result<Generation, HostError> {
-    closure::generation(Utf8Path::new(side.path.as_str()))
 }
 
 impl Node for RealNode {

@@ -1,7 +1,7 @@
 //! Where everything lies on a node. Tests put all of it under one folder.
 
 use camino::{Utf8Path, Utf8PathBuf};
-use sparklane_lane::TxnId;
+use sparklane_lane::{StorePath, TxnId};
 
 /// The folders of a node.
 #[derive(Debug, Clone)]
@@ -14,6 +14,8 @@ pub struct HostPaths {
     pub run: Utf8PathBuf,
     /// The profile link, `/nix/var/nix/profiles/sparklane`.
     pub profile: Utf8PathBuf,
+    /// Prefix of store paths; `/` on a node.
+    pub store: Utf8PathBuf,
     /// GC roots, `/nix/var/nix/gcroots/sparklane`.
     pub gcroots: Utf8PathBuf,
 }
@@ -27,6 +29,7 @@ impl HostPaths {
             state: "/var/lib/sparklane".into(),
             run: "/run/sparklane".into(),
             profile: "/nix/var/nix/profiles/sparklane".into(),
+            store: "/".into(),
             gcroots: "/nix/var/nix/gcroots/sparklane".into(),
         }
     }
@@ -39,6 +42,7 @@ impl HostPaths {
             state: dir.join("state"),
             run: dir.join("run"),
             profile: dir.join("profiles/sparklane"),
+            store: dir.join("store"),
             gcroots: dir.join("gcroots"),
         }
     }
@@ -47,6 +51,12 @@ impl HostPaths {
     #[must_use]
     pub fn managed(&self, path: &str) -> Utf8PathBuf {
         self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// A store path's real place.
+    #[must_use]
+    pub fn in_store(&self, path: &StorePath) -> Utf8PathBuf {
+        self.store.join(path.as_str().trim_start_matches('/'))
     }
 
     /// The folder of all transactions.

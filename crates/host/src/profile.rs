@@ -2,7 +2,6 @@
 
 use std::fs;
 
-use camino::Utf8PathBuf;
 use sparklane_lane::StorePath;
 use sparklane_txn::spec::Side;
 
@@ -51,7 +50,7 @@ pub fn current_path(paths: &HostPaths) -> Result<Option<StorePath>, HostError> {
 /// When the profile is not one of ours (deploy-rs#86): it holds no generation.json.
 pub fn current(paths: &HostPaths) -> Result<Option<Side>, HostError> {
     let Some(path) = current_path(paths)? else { return Ok(None) };
-    let generation = closure::id(&Utf8PathBuf::from(path.as_str())).map_err(|_| HostError::Content {
+    let generation = closure::id(&paths.in_store(&path)).map_err(|_| HostError::Content {
         path: paths.profile.clone(),
         why: format!("points to {path}, which is not a sparklane generation; move this profile away (it is not ours)"),
     })?;

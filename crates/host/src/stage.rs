@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
 use sparklane_lane::Generation;
 use sparklane_txn::deploy_rs::Confirm;
@@ -201,7 +201,7 @@ pub fn stage(
         end_leftovers(paths, parts)?;
     }
     let lock = lock::take(paths, &spec.owner, Some(&spec.txn), Duration::ZERO)?;
-    let closure = Utf8PathBuf::from(spec.to.path.as_str());
+    let closure = paths.in_store(&spec.to.path);
     let generation = closure::generation(&closure)?;
     let context = Context { paths, request, closure: &closure, generation: &generation };
     let checks: Vec<Checked> = own_steps()

@@ -72,8 +72,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         Ok(current) => (current, None),
         Err(error) => (None, Some(error.to_string())),
     };
-    let generation =
-        current.as_ref().map(|side| closure::generation(camino::Utf8Path::new(side.path.as_str()))).transpose()?;
+    let generation = current.as_ref().map(|side| closure::generation(&paths.in_store(&side.path))).transpose()?;
     let all = txns::list(paths)?;
     let drift = generation.as_ref().map_or_else(Vec::new, |g| drift(paths, g));
     Ok(NodeStatus {

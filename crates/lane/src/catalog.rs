@@ -36,9 +36,9 @@ pub struct RawCatalog {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Deviation {
-    /// The lane.
+    /// A lane, or a beginning of names and `*`.
     pub lane: String,
-    /// `argv.<flag>` or `env.<NAME>`.
+    /// `argv.<flag>`, `env.<NAME>` or `container.<key>`, after `head.` or `worker.` when the roles differ.
     pub key: String,
     /// The recipe's value; absent when it sets none.
     pub kit: Option<String>,
@@ -46,6 +46,14 @@ pub struct Deviation {
     pub ours: Option<String>,
     /// Why.
     pub reason: String,
+}
+
+impl Deviation {
+    /// True when the row is about the lane: its name, or a beginning of it and `*`.
+    #[must_use]
+    pub fn covers(&self, lane: &str) -> bool {
+        self.lane.strip_suffix('*').map_or(self.lane == lane, |stem| lane.starts_with(stem))
+    }
 }
 
 /// A problem and the file it is in.
@@ -141,7 +149,7 @@ impl Catalog {
 
     /// The deviations of one lane.
     pub fn deviations_of<'a>(&'a self, lane: &'a str) -> impl Iterator<Item = &'a Deviation> {
-        self.deviations.iter().filter(move |d| d.lane == lane)
+        self.deviations.iter().filter(move |d| d.covers(lane))
     }
 
     fn check(&self) -> Vec<FileProblem> {

@@ -1,5 +1,5 @@
 # The mp recipe: vLLM's own multi-node start, no Ray.
-{ name, description, image, captureSize, nvcc, kvCacheMemoryBytes ? null, env ? { } }:
+{ name, description, image, captureSize, nvcc, asyncScheduling ? null, kvCacheMemoryBytes ? null, env ? { } }:
 {
   inherit name description image;
   model = {
@@ -23,7 +23,7 @@
     gpuMemoryUtilization = 0.85;
     inherit kvCacheMemoryBytes;
     enablePrefixCaching = true;
-    asyncScheduling = true;
+    inherit asyncScheduling;
     enableChunkedPrefill = true;
     speculativeConfig = {
       method = "dspark";
@@ -72,7 +72,6 @@
     VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS = "0";
     VLLM_SPARSE_INDEXER_MAX_LOGITS_MB = "256";
     VLLM_USE_B12X_MOE = "1";
-    VLLM_USE_BREAKABLE_CUDAGRAPH = "1";
     VLLM_USE_FLASHINFER_SAMPLER = "1";
   } // env;
   container = import ./spark.nix;

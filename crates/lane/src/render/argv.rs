@@ -63,7 +63,20 @@ fn flag(key: &str, value: &Value) -> Vec<String> {
         Value::Bool(true) => vec![format!("--{name}")],
         Value::Bool(false) => vec![format!("--no-{name}")],
         Value::String(text) => vec![format!("--{name}"), text.clone()],
-        other => vec![format!("--{name}"), other.to_string()],
+        other => vec![format!("--{name}"), plain_numbers(other).to_string()],
+    }
+}
+
+/// Whole numbers without a point: some versions of Nix hand 1.0 over as 1, and the vector must not depend on that.
+fn plain_numbers(value: &Value) -> Value {
+    match value {
+        Value::Number(number) => number.as_f64().filter(|n| number.is_f64() && n.fract() == 0.0).map_or_else(
+            || value.clone(),
+            |n| format!("{n:.0}").parse::<i64>().map_or_else(|_| value.clone(), Value::from),
+        ),
+        Value::Array(items) => items.iter().map(plain_numbers).collect(),
+        Value::Object(map) => map.iter().map(|(key, v)| (key.clone(), plain_numbers(v))).collect(),
+        other => other.clone(),
     }
 }
 
@@ -82,6 +95,14 @@ fn kebab(key: &str) -> String {
 mod tests {
     use super::*;
     use crate::lane::{DraftSample, Speculative};
+
+    #[test]
+    fn a_whole_number_has_one_spelling() {
+        let text = |json: &str| plain_numbers(&serde_json::from_str(json).unwrap()).to_string();
+        assert_eq!(text(r#"{"a":[1.0,0.5],"b":-2.0,"c":1e300}"#), r#"{"a":[1,0.5],"b":-2,"c":1e+300}"#);
+        let whole = Serve { gpu_memory_utilization: Some(1.0), ..Serve::default() };
+        assert_eq!(flags_of(&whole), ["--gpu-memory-utilization", "1"]);
+    }
 
     #[test]
     fn a_key_is_its_flag() {

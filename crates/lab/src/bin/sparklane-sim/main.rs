@@ -132,9 +132,11 @@ async fn run(config: Config) -> ExitCode {
     server(&format!("Started server process [{}]", std::process::id()));
     server("Waiting for application startup.");
     server("Application startup complete.");
-    let serving = axum::serve(listener, api::router(engine.clone()));
+    // Its own task: it goes on answering while this one shuts down.
+    let router = api::router(engine.clone());
+    let serving = tokio::spawn(async move { axum::serve(listener, router).await });
     tokio::select! {
-        result = async { serving.await } => {
+        result = serving => {
             eprintln!("sparklane-sim: the server ended: {result:?}");
             ExitCode::from(1)
         }
