@@ -385,15 +385,12 @@ fn port_free(generation: &Generation) -> Result<(), EngineError> {
     }
 }
 
+/// Makes what is to be made. Whether the other sources are there is docker's to say: the unit cannot see all it can.
 fn folders(generation: &Generation) -> Result<(), EngineError> {
     let engine = &generation.engine;
     let made = engine.mounts.iter().filter(|m| m.create).map(|m| &m.source).chain(engine.cache_roots.values());
     for path in made {
         std::fs::create_dir_all(path).map_err(|source| EngineError::Folder { path: path.clone(), source })?;
-    }
-    for mount in engine.mounts.iter().filter(|m| !m.create) {
-        std::fs::metadata(&mount.source)
-            .map_err(|source| EngineError::Folder { path: mount.source.clone(), source })?;
     }
     Ok(())
 }

@@ -428,7 +428,7 @@ async fn a_container_that_cannot_start_is_removed() {
 }
 
 #[tokio::test]
-async fn a_taken_port_a_missing_device_and_a_missing_folder_are_named() {
+async fn a_taken_port_a_missing_device_and_a_folder_that_cannot_be_made_are_named() {
     let bench = Bench::new("head");
     let _taken = std::net::TcpListener::bind(("127.0.0.1", bench.generation.engine.api_port)).unwrap();
     let error = bench.run().await.unwrap_err();
@@ -438,10 +438,10 @@ async fn a_taken_port_a_missing_device_and_a_missing_folder_are_named() {
     let error = bench.run().await.unwrap_err();
     assert_eq!((error.exit_code(), error.to_string().contains("/dev/no-such-device")), (1, true));
     let mut bench = Bench::new("worker");
-    let mount = json!({"source": "/no/such/folder", "target": "/x", "readOnly": true, "create": false});
+    let mount = json!({"source": "/proc/no/such/folder", "target": "/x", "readOnly": false, "create": true});
     bench.generation.engine.mounts = vec![serde_json::from_value(mount).unwrap()];
     let error = bench.run().await.unwrap_err();
-    assert!(error.to_string().contains("/no/such/folder"));
+    assert!(error.to_string().contains("/proc/no/such/folder"));
 }
 
 #[tokio::test]
