@@ -86,10 +86,17 @@ fn decision(paths: &HostPaths, id: Option<TxnId>, ssh: bool) -> Result<(), HostE
     print(&txns::decision(paths, &id)?)
 }
 
+fn any_doubt(paths: &HostPaths) -> bool {
+    // A journal that cannot be read is a doubt too.
+    txns::list(paths).map_or(true, |all| all.iter().any(|t| t.state() == Some(State::InDoubt)))
+}
+
 fn resolve(paths: &HostPaths, boot: bool) -> ExitCode {
     let when = if boot { Boot::Early } else { Boot::Same };
     let resolved = match resolve::resolve(paths, when, &parts::real) {
         Ok(resolved) => resolved,
+        // The lane is started by a living transaction, which has the lock and decides; only a doubt keeps it down.
+        Err(HostError::Busy(_)) if boot && !any_doubt(paths) => return ExitCode::SUCCESS,
         Err(error) => return exit(Err(error)),
     };
     let mut code = 0;

@@ -6,6 +6,7 @@ use sparklane_lane::generation::FileKind;
 
 use crate::error::HostError;
 use crate::files;
+use crate::paths::HostPaths;
 use crate::process;
 
 /// Checks every managed file of a closure; `scratch` is an empty folder for checks that need a tree.
@@ -38,10 +39,15 @@ fn check_kind(kind: FileKind, path: &str, content: &Utf8Path, scratch: &Utf8Path
             files::write_atomic(&placed, &bytes, 0o600)?;
             process::run("netplan", &["generate", "--root-dir", scratch.as_str()]).map(drop)
         }
-        // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax.
+        // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax. The
+        // profile is not yet where the unit will find it, so the programs are looked for in the closure.
         FileKind::Unit if path.ends_with(".service") => {
-            process::run("systemd-analyze", &["verify", "--recursive-errors=no", "--man=no", content.as_str()])
-                .map(drop)
+            let text = std::fs::read_to_string(content).map_err(HostError::file("read", content))?;
+            let placed = scratch.join(content.file_name().unwrap_or("unit.service"));
+            let closure = content.as_str().strip_suffix(path).unwrap_or_default();
+            let text = text.replace(&format!("{}/", HostPaths::system().profile), &format!("{closure}/"));
+            files::write_atomic(&placed, text.as_bytes(), 0o644)?;
+            process::run("systemd-analyze", &["verify", "--recursive-errors=no", "--man=no", placed.as_str()]).map(drop)
         }
         FileKind::Unit | FileKind::Sysctl | FileKind::Limits | FileKind::Tmpfiles | FileKind::Plain => Ok(()),
     }
