@@ -75,6 +75,7 @@ impl Mounts<'_> {
         let root = self.root;
         let mut arguments = vec![
             "--quiet".to_owned(),
+            "--console=pipe".to_owned(),
             "--register=no".to_owned(),
             "--keep-unit".to_owned(),
             "--as-pid2".to_owned(),

@@ -110,12 +110,9 @@ fn native_build(sh: &Shell, system: System) -> miette::Result<Utf8PathBuf> {
     let target = system.target();
     let _dir = sh.push_dir(workspace());
     let _flags = sh.push_env("CARGO_ENCODED_RUSTFLAGS", rust_flags(workspace().as_str(), cargo_home()?.as_str()));
-    cmd!(sh, "cargo build --release --locked --target {target} --package sparklane --bin sparklane")
-        .run()
-        .into_diagnostic()?;
-    cmd!(sh, "cargo build --release --locked --target {target} --package sparklane-lab --bin sparklane-sim")
-        .run()
-        .into_diagnostic()?;
+    // One call for both: two would build shared dependencies twice, with other features.
+    let what = ["--package", "sparklane", "--bin", "sparklane", "--package", "sparklane-lab", "--bin", "sparklane-sim"];
+    cmd!(sh, "cargo build --release --locked --target {target} {what...}").run().into_diagnostic()?;
     Ok(target_dir().join(target).join("release"))
 }
 

@@ -53,7 +53,7 @@ const ENABLED: &[&str] =
     &["systemd-networkd.service", "nix-daemon.socket", "ssh.service", "docker.service", "containerd.service"];
 
 /// Raise it when [`customise`] changes in a way that the tables above do not show.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 
 fn identity() -> String {
     let mut hash = Sha256::new();
@@ -86,13 +86,36 @@ pub fn ensure(paths: &Paths, say: &dyn Fn(&str)) -> Result<Utf8PathBuf> {
     run(&["mmdebstrap", "--quiet", "--variant=minbase", &include, SUITE, making.as_str()])?;
     customise(&making)?;
     std::fs::rename(&making, &done).trying(|| format!("rename {making}"))?;
+    remove_old(paths, &done)?;
     Ok(done)
+}
+
+/// Removes bases of earlier versions that no overlay stands on.
+fn remove_old(paths: &Paths, keep: &Utf8Path) -> Result<()> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").trying(|| "read /proc/self/mountinfo".to_owned())?;
+    for entry in paths.cache().read_dir_utf8().trying(|| format!("list {}", paths.cache()))?.flatten() {
+        let old = entry.file_name().starts_with("base-") && entry.path() != keep;
+        if old && !mounts.contains(entry.path().as_str()) {
+            remove_tree(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn customise(root: &Utf8Path) -> Result<()> {
     let chroot = |argv: &[&str]| run(&[&["chroot", root.as_str()], argv].concat());
     // Debian has a group `operator` (37) already and no such user; its Nix lets only `nix-users` talk to the daemon.
-    chroot(&["useradd", "--create-home", "--shell", "/bin/bash", "--gid", OPERATOR, OPERATOR])?;
+    chroot(&[
+        "useradd",
+        "--create-home",
+        "--shell",
+        "/bin/bash",
+        "--gid",
+        OPERATOR,
+        "--groups",
+        "nix-users",
+        OPERATOR,
+    ])?;
     for (path, mode, content) in FILES {
         write(&root.join(path), *mode, content)?;
     }
