@@ -2,7 +2,7 @@
 { lib, system, catalog, clusters }:
 let
   inherit (builtins) attrValues foldl' mapAttrs;
-  here = builtins.filter (c: c.cluster.buildSystem == system && c.buildable) (attrValues clusters);
+  here = builtins.filter (c: c.buildSystem == system && c.buildable) (attrValues clusters);
   merge = f: foldl' (a: c: a // f c) { } here;
   generations = merge (c: c.packages);
   check = what: attrs: lib.build system "check-${what}" "check-${what}" attrs;
@@ -17,5 +17,5 @@ in
   determinism = check "determinism" { inherit generations; again = merge (c: c.again); };
   elf = check "elf" { inherit generations; };
   units = check "units" { inherit generations; };
-  deploy-rs = check "deploy-rs" { nodes = mapAttrs (_: plain) (merge (c: c.deploy.nodes)); };
+  deploy-rs = check "deploy-rs" { nodes = mapAttrs (_: plain) (merge (c: c.deploy.nodes // c.deployEach)); };
 }

@@ -10,7 +10,7 @@ let
 
   forSystems = systems: f: listToAttrs (map (name: { inherit name; value = f name; }) systems);
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
-  builtHere = system: c: c.cluster.buildSystem == system;
+  builtHere = system: c: c.buildSystem == system;
 
   # `prebuiltInput` is where our prebuilt input is, seen from the flake that the apps deploy.
   appsFor = { flake, prebuiltInput, catalog }: system:
@@ -43,7 +43,8 @@ in
   packages = forSystems lib.systems (system: withDefault (packagesFor clusters system));
   apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
-  deploy.nodes = merge (c: c.deploy.nodes);
+  # This flake is a set of examples: name the nodes, as `deploy .#lab-worker .#lab-head`.
+  deploy.nodes = merge (c: c.deploy.nodes // c.deployEach);
 
   lib = {
     inherit catalog wheelhouse;

@@ -104,7 +104,7 @@ impl Remote {
         if answer.code == 255 {
             return Err(self.refused(&format!("ssh: {last}. Try: ssh {}@{} true", self.user, self.host)));
         }
-        if last.starts_with("sudo:") {
+        if last.starts_with("sudo:") && !last.ends_with("command not found") {
             return Err(self.refused(&format!(
                 "{last}. {} needs sudo without a password there: {} ALL=(ALL) NOPASSWD: ALL in /etc/sudoers.d",
                 self.user, self.user

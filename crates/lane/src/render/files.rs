@@ -40,7 +40,7 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
         add(DROP_IN, 0o644, FileKind::Unit, "[Unit]\nWants=sparklane-engine.service\n".to_owned());
     }
     if host.tmpfiles {
-        add(TMPFILES, 0o644, FileKind::Tmpfiles, tmpfiles(engine));
+        add(TMPFILES, 0o644, FileKind::Tmpfiles, tmpfiles());
     }
     if let Some(rails) = host.rails {
         // netplan wants its files unreadable for others.
@@ -110,13 +110,10 @@ SystemCallFilter=@system-service
 UMask=0077
 ";
 
-fn tmpfiles(engine: &Engine) -> String {
-    let mut text = format!("d /run/sparklane 0755 root root -\nd {STATE} 0755 root root -\n");
-    for folder in engine.cache_roots.values() {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "d {folder} 0755 root root -");
-    }
-    text
+/// Folders that must be there before anything of ours runs. Those of a lane are made with its container, so that this
+/// file does not change with the lane.
+fn tmpfiles() -> String {
+    format!("d /run/sparklane 0755 root root -\nd {STATE} 0755 root root -\n")
 }
 
 fn netplan(node: &Node, rails: Rails) -> String {

@@ -1,0 +1,116 @@
+//! The flake's outputs, evaluated without flakes, without a store and without a network.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)] // a helper that fails fails its test
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Evaluates an expression over `flake`, our outputs with a nixpkgs that must not be looked at.
+fn evaluate(prebuilt: &Path, expression: &str) -> Result<Value, String> {
+    let root = common::root().canonicalize().unwrap();
+    let program = format!(
+        r#"let flake = import {root}/nix {{
+             self = "/self"; nixpkgs = throw "nixpkgs was looked at";
+             prebuilt = {prebuilt}; wheelhouse = {root}/nix/wheelhouse;
+           }}; in {expression}"#,
+        root = root.display(),
+        prebuilt = prebuilt.display(),
+    );
+    let output = Command::new("nix-instantiate")
+        .args(["--eval", "--readonly-mode", "--strict", "--json", "--expr", &program])
+        .output()
+        .unwrap();
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// A prebuilt folder with programs of some systems.
+fn prebuilt(systems: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for system in systems {
+        fs::create_dir(folder.path().join(system)).unwrap();
+        fs::write(folder.path().join(system).join("sparklane"), "").unwrap();
+    }
+    folder
+}
+
+fn names(value: &Value) -> BTreeSet<String> {
+    value.as_array().unwrap().iter().map(|v| v.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn with_prebuilt_programs_nixpkgs_is_never_looked_at() {
+    let folder = prebuilt(&["x86_64-linux", "aarch64-linux"]);
+    let all = r#"let values = set: map (n: set.${n}) (builtins.attrNames set); here = set: values set.x86_64-linux; in
+      { packages = map (p: p.drvPath) (here flake.packages); checks = map (p: p.drvPath) (here flake.checks);
+        apps = map (a: a.program) (here flake.apps); shells = flake.devShells or null; format = flake.formatter or null;
+        deploy = map (n: n.profiles.sparklane.path.drvPath) (values flake.deploy.nodes); }"#;
+    let found = evaluate(folder.path(), all).unwrap();
+    // Two nodes of seven lanes, the tool and its default name; six checks; seven apps and the default.
+    assert_eq!(found["packages"].as_array().unwrap().len(), 16);
+    assert_eq!(found["checks"].as_array().unwrap().len(), 6);
+    assert_eq!(found["apps"].as_array().unwrap().len(), 8);
+    // Each lane on its cluster, and both default lanes by a shorter name.
+    assert_eq!(found["deploy"].as_array().unwrap().len(), 18);
+    assert_eq!((&found["shells"], &found["format"]), (&Value::Null, &Value::Null));
+}
+
+#[test]
+fn what_a_prebuilt_folder_lacks_is_not_offered() {
+    let folder = prebuilt(&["x86_64-linux"]);
+    let found = evaluate(folder.path(), "builtins.attrNames flake.packages.x86_64-linux").unwrap();
+    let packages = names(&found);
+    assert!(packages.contains("generation-lab-lab-a-head"));
+    assert!(!packages.iter().any(|p| p.contains("sparks")), "{packages:?}");
+}
+
+#[test]
+fn without_prebuilt_programs_the_tool_comes_from_nixpkgs() {
+    let empty = common::root().join("nix/prebuilt").canonicalize().unwrap();
+    let systems = evaluate(&empty, "builtins.attrNames flake.devShells").unwrap();
+    assert_eq!(names(&systems), ["aarch64-linux", "x86_64-linux"].map(str::to_owned).into());
+    let error = evaluate(&empty, "flake.packages.x86_64-linux.sparklane.drvPath").unwrap_err();
+    assert!(error.contains("nixpkgs was looked at"), "{error}");
+}
+
+#[test]
+fn a_users_flake_gets_one_cluster_and_its_default_lane() {
+    let folder = prebuilt(&["x86_64-linux", "aarch64-linux"]);
+    let template = common::root().join("nix/template/cluster.nix").canonicalize().unwrap();
+    let mine = format!(
+        r#"let mine = flake.lib.mkCluster {{ self = "/mine"; cluster = import {}; }}; in
+           {{ nodes = builtins.attrNames mine.deploy.nodes; packages = builtins.attrNames mine.packages.x86_64-linux;
+              checks = map (n: mine.checks.x86_64-linux.${{n}}.drvPath) (builtins.attrNames mine.checks.x86_64-linux); }}"#,
+        template.display()
+    );
+    let found = evaluate(folder.path(), &mine).unwrap();
+    assert_eq!(names(&found["nodes"]), ["home-head", "home-worker"].map(str::to_owned).into());
+    assert!(names(&found["packages"]).contains("generation-home-mp-0251-worker"));
+    assert!(!names(&found["packages"]).iter().any(|p| p.contains("lab")));
+}
+
+/// A lock entry whose hash is not its folder's makes Nix ask for the network, or refuse.
+#[test]
+fn the_lock_matches_the_folders_it_names() {
+    let root = common::root().canonicalize().unwrap();
+    let lock: Value = serde_json::from_slice(&fs::read(root.join("flake.lock")).unwrap()).unwrap();
+    for input in ["prebuilt", "wheelhouse"] {
+        let entry = &lock["nodes"][input];
+        assert_eq!(entry["parent"], Value::Array(Vec::new()), "newer Nix writes it, and must find it there");
+        let hash = entry["locked"]["narHash"].as_str().unwrap();
+        let same = format!(
+            r#"let path = {}/nix/{input}; in
+               builtins.path {{ inherit path; name = "s"; }} == builtins.path {{ inherit path; name = "s"; sha256 = "{hash}"; }}"#,
+            root.display()
+        );
+        assert_eq!(evaluate(&root.join("nix/prebuilt"), &same), Ok(Value::Bool(true)), "{input}");
+    }
+}
