@@ -24,6 +24,8 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let sh = Shell::new().into_diagnostic()?;
     packages::ensure(&sh)?;
     prebuilt::run(&prebuilt::Args { system: vec![prebuilt::System::X86_64] })?;
+    // Releases count from 1 only on nodes that nothing was deployed to.
+    Lab::down(&Paths::from_env()).into_diagnostic()?;
     let lab = lab_up()?;
     eprintln!("xtask: the lab is up (control, head, worker)");
     if args.no_deploy {
@@ -56,6 +58,7 @@ fn run_app(lab: &Lab, step: &[&str]) -> miette::Result<u8> {
     let installable = format!("path:/root/sparklane#{app}");
     let mut argv = vec!["nix", "run", &installable, "--override-input", "prebuilt", "path:/root/prebuilt", "--"];
     argv.extend(arguments);
+    argv.extend(["--cluster", "lab"]);
     eprintln!("control# {}", argv.join(" "));
     let status = lab.command("control", &argv).into_diagnostic()?.status().into_diagnostic()?;
     Ok(status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX))

@@ -17,7 +17,7 @@ use crate::clock::BootClock;
 use crate::crash::CrashPoint;
 use crate::error::HostError;
 use crate::journal::FileJournal;
-use crate::lock;
+use crate::lock::{self, Lock};
 use crate::node::{Interrupt, Parts, RealNode};
 use crate::paths::HostPaths;
 use crate::{deploy_rs, files, txns};
@@ -59,7 +59,7 @@ pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostErr
     let Some(spec) = txn.spec().cloned() else {
         return Err(HostError::Refused(format!("transaction {id} is not staged on this node")));
     };
-    let _lock = lock::take(paths, &spec.owner, Some(id), LOCK_WAIT)?;
+    let lock = lock::take(paths, &spec.owner, Some(id), LOCK_WAIT)?;
     let journal = FileJournal::open(&paths.txn(id), CrashPoint::of(paths))?;
     let records = journal.records().to_vec();
     let abort: Arc<Mutex<Option<String>>> = Arc::default();
@@ -77,7 +77,7 @@ pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostErr
     } else {
         deploy_rs::start(paths, &spec);
     }
-    let ended = serve(&mut machine, &requests, &listener);
+    let ended = serve(&mut machine, &requests, &listener, lock);
     let _gone = std::fs::remove_file(paths.socket(id));
     ended
 }
@@ -110,11 +110,15 @@ fn serve(
     machine: &mut RealMachine,
     requests: &Receiver<Request>,
     listener: &Mutex<Option<Sender<Line>>>,
+    lock: Lock,
 ) -> Result<State, HostError> {
     let mut idle_since = Instant::now();
+    let mut lock = Some(lock);
     loop {
         if machine.state().is_final() {
             machine.journal_mut().effect_done();
+            // Decided and settled: the next transaction need not wait for our last listeners.
+            drop(lock.take());
             if idle_since.elapsed() > LINGER {
                 return Ok(machine.state());
             }

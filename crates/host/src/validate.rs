@@ -6,8 +6,10 @@ use sparklane_lane::generation::FileKind;
 
 use crate::error::HostError;
 use crate::files;
-use crate::paths::HostPaths;
 use crate::process;
+
+/// Where the unit expects the tool.
+const PROFILE: &str = "/nix/var/nix/profiles/sparklane";
 
 /// Checks every managed file of a closure; `scratch` is an empty folder for checks that need a tree.
 ///
@@ -22,14 +24,15 @@ pub fn check(closure: &Utf8Path, generation: &Generation, scratch: &Utf8Path) ->
             Ok(_) => refused.push(format!("{content}: is not the content that generation.json names")),
             Err(error) => refused.push(format!("{content}: {error}")),
         }
-        if let Err(error) = check_kind(file.kind, path, &content, scratch) {
+        if let Err(error) = check_kind(file.kind, path, closure, scratch) {
             refused.push(format!("{path}: {error}"));
         }
     }
     if refused.is_empty() { Ok(()) } else { Err(HostError::Refused(refused.join("; "))) }
 }
 
-fn check_kind(kind: FileKind, path: &str, content: &Utf8Path, scratch: &Utf8Path) -> Result<(), HostError> {
+fn check_kind(kind: FileKind, path: &str, closure: &Utf8Path, scratch: &Utf8Path) -> Result<(), HostError> {
+    let content = &closure.join(path.trim_start_matches('/'));
     match kind {
         FileKind::Sudoers => process::run("visudo", &["-c", "-q", "-f", content.as_str()]).map(drop),
         FileKind::Sshd => process::run("sshd", &["-t", "-f", content.as_str()]).map(drop),
@@ -39,13 +42,12 @@ fn check_kind(kind: FileKind, path: &str, content: &Utf8Path, scratch: &Utf8Path
             files::write_atomic(&placed, &bytes, 0o600)?;
             process::run("netplan", &["generate", "--root-dir", scratch.as_str()]).map(drop)
         }
-        // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax. The
-        // profile is not yet where the unit will find it, so the programs are looked for in the closure.
+        // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax.
         FileKind::Unit if path.ends_with(".service") => {
+            let placed = scratch.join(path.trim_start_matches('/'));
             let text = std::fs::read_to_string(content).map_err(HostError::file("read", content))?;
-            let placed = scratch.join(content.file_name().unwrap_or("unit.service"));
-            let closure = content.as_str().strip_suffix(path).unwrap_or_default();
-            let text = text.replace(&format!("{}/", HostPaths::system().profile), &format!("{closure}/"));
+            // The unit runs the profile's tool, and at a first deployment the profile is not there yet.
+            let text = text.replace(&format!("{PROFILE}/"), &format!("{closure}/"));
             files::write_atomic(&placed, text.as_bytes(), 0o644)?;
             process::run("systemd-analyze", &["verify", "--recursive-errors=no", "--man=no", placed.as_str()]).map(drop)
         }
