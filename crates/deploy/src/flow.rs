@@ -399,6 +399,9 @@ impl<'a> Flow<'a> {
                 Err(error) => error.to_string(),
             };
             self.abort(&requests[..index], &why);
+            if matches!(staged, Err(DeployError::Refused(_))) {
+                node.give_up(&request.spec.txn, &why);
+            }
             staged?;
             return Ok(Some(Verdict::plain(subject, VerdictKind::Refused, Some(why))));
         }

@@ -286,7 +286,7 @@ impl Rig {
 
     /// What the nodes logged, for a failing test.
     pub fn story(&self) -> String {
-        let script = "journalctl --no-pager -n 40 -o cat -u 'sparklane-*'";
+        let script = "journalctl --no-pager -n 60 -o cat -u 'sparklane-*' | grep -v pid=1 | grep -v ^INFO | tail -25";
         let of = |node: &str| self.lab.exec(node, &["sh", "-c", script]).map_or_else(|e| e.to_string(), |o| o.stdout);
         let states = NODES.map(|n| format!("{n}: {:?}", self.states(n)));
         format!("{}\n--- head\n{}\n--- worker\n{}", states.join("\n"), of("head"), of("worker"))
