@@ -89,6 +89,9 @@ fn interrupt(abort: &Arc<Mutex<Option<String>>>) -> Interrupt {
 
 fn recover(paths: &HostPaths, machine: &mut RealMachine) -> Result<(), HostError> {
     deploy_rs::take_up(paths, machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
+    if machine.journal_mut().was_torn() {
+        machine.distrust_end();
+    }
     machine.recover(Boot::Same).map_err(|fault| HostError::Refused(fault.to_string()))
 }
 

@@ -200,6 +200,13 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         Some(machine)
     }
 
+    /// Says that the journal's end was damaged: a record may be missing whose step was begun, so one more is undone.
+    pub fn distrust_end(&mut self) {
+        if self.plan.len() > self.started {
+            self.started += 1;
+        }
+    }
+
     /// The last record's state.
     #[must_use]
     pub fn state(&self) -> State {
