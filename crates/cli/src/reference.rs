@@ -59,3 +59,41 @@ fn reference_of_the_files_is_current() {
         keep(&docs().join("schema").join(format!("{name}.json")), &text);
     }
 }
+
+/// Lines of the docs that a reader would type: apps of the flake and the command itself.
+fn examples() -> Vec<Vec<String>> {
+    let root = docs().join("..");
+    let mut texts = vec![std::fs::read_to_string(root.join("README.md")).unwrap()];
+    for name in ["operations.md", "reference.md", "bench.md"] {
+        texts.extend(std::fs::read_to_string(docs().join(name)).ok());
+    }
+    let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);
+    lines.filter_map(example).collect()
+}
+
+fn example(line: &str) -> Option<Vec<String>> {
+    let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    match words.first().map(String::as_str)? {
+        "nix" if words.get(1).is_some_and(|w| w == "run") => {
+            let app = words.get(2)?.strip_prefix(".#")?.to_owned();
+            let rest = words.into_iter().skip(3).filter(|w| w != "--");
+            Some(["sparklane".to_owned(), app].into_iter().chain(rest).collect())
+        }
+        "sparklane" | "sudo" if line.contains("sparklane ") => {
+            let at = words.iter().position(|w| w == "sparklane")?;
+            Some(words[at..].to_vec())
+        }
+        _ => None,
+    }
+}
+
+#[test]
+fn every_example_of_the_docs_is_understood() {
+    let examples = examples();
+    assert!(examples.len() > 15, "the docs lost their examples: {examples:?}");
+    for words in examples {
+        if let Err(error) = crate::Cli::command().try_get_matches_from(&words) {
+            assert!(!error.use_stderr(), "{}: {error}", words.join(" "));
+        }
+    }
+}
