@@ -1,22 +1,26 @@
-# What `cargo xtask bench deploy` has stock deploy-rs deploy: the very closures that sparklane deploys, each in a profile
-# with deploy-rs's own `activate` and the activation script beside this file. `xtask` writes closures.json:
-# { "activate": "<store path>", "profiles": { "lab-a-head": { "closure": …, "host": …, "role": … }, … } }.
+# What `cargo xtask bench deploy` has stock deploy-rs deploy: the very closures that sparklane deploys, evaluated from the
+# same flake, each in a profile with deploy-rs's own `activate` and the activation script beside this file.
 {
-  description = "sparklane's lab generations as stock deploy-rs profiles";
+  description = "sparklane's lab lanes as stock deploy-rs profiles";
 
-  outputs = _:
+  inputs = {
+    prebuilt = { url = "path:/root/prebuilt"; flake = false; };
+    # A folder with deploy-rs's `activate`.
+    deploy-rs = { url = "path:/root/deploy-rs"; flake = false; };
+    sparklane = { url = "path:/root/sparklane"; inputs.prebuilt.follows = "prebuilt"; };
+  };
+
+  outputs = { sparklane, deploy-rs, ... }:
     let
-      inherit (builtins) appendContext fromJSON mapAttrs readFile;
+      inherit (builtins) concatMap listToAttrs;
+      inherit (sparklane.lib.catalog.clusters.lab) nodes;
 
-      given = fromJSON (readFile ./closures.json);
-      # A path of this host's store as a dependency, without evaluating what it was built from.
-      inStore = path: appendContext path { ${path}.path = true; };
-
-      profile = name: { closure, role, ... }: derivation {
-        inherit name role;
+      profile = lane: node: derivation {
+        name = "${lane}-${node}";
         system = "x86_64-linux";
-        closure = inStore closure;
-        activate = inStore given.activate;
+        inherit (nodes.${node}) role;
+        closure = sparklane.packages.x86_64-linux."generation-lab-${lane}-${node}";
+        activate = "${deploy-rs}/activate";
         script = ./activate.sh;
         builder = "/bin/sh";
         PATH = "/usr/bin:/bin";
@@ -30,6 +34,17 @@
           echo "$role" > "$out/role"
         '' ];
       };
+
+      deployed = lane: node: {
+        name = "${lane}-${node}";
+        value = {
+          hostname = nodes.${node}.host;
+          profiles.sparklane = {
+            path = profile lane node;
+            profilePath = "/nix/var/nix/profiles/sparklane";
+          };
+        };
+      };
     in
     {
       deploy = {
@@ -39,15 +54,7 @@
         fastConnection = true;
         # Nobody but root may plant a canary there.
         tempPath = "/run";
-        nodes = mapAttrs
-          (name: given: {
-            hostname = given.host;
-            profiles.sparklane = {
-              path = profile name given;
-              profilePath = "/nix/var/nix/profiles/sparklane";
-            };
-          })
-          given.profiles;
+        nodes = listToAttrs (concatMap (lane: map (deployed lane) [ "head" "worker" ]) [ "lab-a" "lab-b" ]);
       };
     };
 }

@@ -10,7 +10,7 @@ use xshell::Shell;
 
 use super::memory;
 use super::peer::{self, Peer};
-use super::report::{Figures, Times};
+use super::report::{self, Figures, Times};
 use crate::{packages, prebuilt, rehearse, workspace};
 
 /// How to measure.
@@ -27,24 +27,11 @@ pub struct Args {
     no_build: bool,
 }
 
-/// A node of the lab cluster, as the peer must be told.
-pub struct Node {
-    /// Its name.
-    pub name: &'static str,
-    /// `head` or `worker`.
-    pub role: &'static str,
-    /// Where ssh reaches it.
-    pub address: &'static str,
-}
-
-/// The cluster's nodes, head first.
-pub const NODES: [Node; 2] = [
-    Node { name: "head", role: "head", address: "10.77.0.10" },
-    Node { name: "worker", role: "worker", address: "10.77.0.11" },
-];
+/// The lab cluster's nodes, head first.
+pub const NODES: [&str; 2] = ["head", "worker"];
 
 /// From, and to. They differ in one flag.
-pub const LANES: [&str; 2] = ["lab-a", "lab-b"];
+const LANES: [&str; 2] = ["lab-a", "lab-b"];
 
 const FLAKE: &str = "path:/root/sparklane";
 const PREBUILT: [&str; 3] = ["--override-input", "prebuilt", "path:/root/prebuilt"];
@@ -61,16 +48,16 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let peer = Peer::ensure(&sh)?;
     let lab = fresh_lab()?;
     let copied = lacking(&lab)?;
+    let our_load = report::load();
     let ours = rounds(args.rounds, "sparklane", |times| our_round(&lab, times))?;
     let memory = memory::watch(&lab, || our_round(&lab, &mut Times::default()))?;
     let lab = fresh_lab()?;
     peer.install(&lab)?;
-    // The first takes over from sparklane and copies both closures' wrappers, as ours has copied by now.
-    for lane in [LANES[1], LANES[0]] {
-        timed(&lab, &peer::argv(lane))?;
-    }
+    // Takes the profile over from sparklane; like our first round, its first one copies the second lane.
+    timed(&lab, &peer::argv(LANES[0]))?;
+    let peer_load = report::load();
     let peer = rounds(args.rounds, "deploy-rs", |times| peer_round(&lab, times))?;
-    let figures = Figures { ours, peer, binaries: binaries(), copied, memory };
+    let figures = Figures { ours, peer, binaries: binaries(), copied, memory, load: [our_load, peer_load] };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&figures.json()).into_diagnostic()?);
     } else {
@@ -139,8 +126,8 @@ fn app(name: &str, arguments: &[&str]) -> Vec<String> {
 }
 
 /// The closures of a lane, in the order of [`NODES`], built on control.
-pub fn closures(lab: &Lab, lane: &str) -> miette::Result<Vec<String>> {
-    let installables = NODES.map(|node| format!("{FLAKE}#generation-lab-{lane}-{}", node.name));
+fn closures(lab: &Lab, lane: &str) -> miette::Result<Vec<String>> {
+    let installables = NODES.map(|node| format!("{FLAKE}#generation-lab-{lane}-{node}"));
     let mut argv = vec!["nix", "build", "--no-link", "--print-out-paths"];
     argv.extend(PREBUILT);
     argv.extend(installables.iter().map(String::as_str));
@@ -152,7 +139,7 @@ pub fn closures(lab: &Lab, lane: &str) -> miette::Result<Vec<String>> {
 fn lacking(lab: &Lab) -> miette::Result<Vec<(&'static str, u64)>> {
     let closures = closures(lab, LANES[1])?;
     NODES
-        .iter()
+        .into_iter()
         .zip(&closures)
         .map(|(node, closure)| {
             let sizes = lab.check("control", &["nix", "path-info", "--recursive", "--size", closure]);
@@ -160,9 +147,9 @@ fn lacking(lab: &Lab) -> miette::Result<Vec<(&'static str, u64)>> {
             let rows: Vec<(&str, u64)> = sizes.lines().filter_map(path_and_size).collect();
             let mut ask = vec!["nix-store", "--check-validity", "--print-invalid"];
             ask.extend(rows.iter().map(|(path, _)| *path));
-            let missing = lab.check(node.name, &ask).into_diagnostic()?;
+            let missing = lab.check(node, &ask).into_diagnostic()?;
             let missing: Vec<&str> = missing.lines().collect();
-            Ok((node.name, rows.iter().filter(|(path, _)| missing.contains(path)).map(|(_, size)| size).sum()))
+            Ok((node, rows.iter().filter(|(path, _)| missing.contains(path)).map(|(_, size)| size).sum()))
         })
         .collect()
 }

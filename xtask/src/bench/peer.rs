@@ -2,11 +2,10 @@
 
 use camino::Utf8PathBuf;
 use miette::{Context, IntoDiagnostic, bail};
-use serde_json::json;
 use sparklane_lab::Lab;
 use xshell::{Shell, cmd};
 
-use super::deploy::{self, NODES};
+use super::deploy::NODES;
 use crate::cache;
 
 const VERSION: &str = "1.0.0";
@@ -32,38 +31,29 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Puts the client and its flake on control; the flake's profiles hold our closures of both lanes.
+    /// Puts the client and its flake on control, and locks the flake's inputs as a user would have done.
     pub fn install(&self, lab: &Lab) -> miette::Result<()> {
         let control = lab.root("control");
+        let (programs, flake) = (control.join("root/deploy-rs"), control.join(FLAKE.trim_start_matches('/')));
+        for folder in [&programs, &flake] {
+            std::fs::create_dir_all(folder).into_diagnostic()?;
+        }
         copy(self.bin.join("deploy"), control.join("usr/local/bin/deploy"))?;
-        copy(self.bin.join("activate"), control.join("root/activate"))?;
-        let version = lab.check("control", &["deploy", "--version"]).into_diagnostic()?;
-        if !version.contains(VERSION) {
-            bail!("the peer says it is {}, not {VERSION}", version.trim());
-        }
-        let activate = lab.check("control", &["nix-store", "--add", "/root/activate"]).into_diagnostic()?;
-        let mut profiles = serde_json::Map::new();
-        for lane in deploy::LANES {
-            for (node, closure) in NODES.iter().zip(deploy::closures(lab, lane)?) {
-                let given = json!({"closure": closure, "host": node.address, "role": node.role});
-                profiles.insert(format!("{lane}-{}", node.name), given);
-            }
-        }
-        let given = json!({"activate": activate.trim(), "profiles": profiles});
+        copy(self.bin.join("activate"), programs.join("activate"))?;
         let here = crate::workspace().join("tests/bench/deploy-rs");
-        let there = control.join(FLAKE.trim_start_matches('/'));
-        std::fs::create_dir_all(&there).into_diagnostic()?;
         for file in ["flake.nix", "activate.sh"] {
-            copy(here.join(file), there.join(file))?;
+            copy(here.join(file), flake.join(file))?;
         }
-        std::fs::write(there.join("closures.json"), given.to_string()).into_diagnostic()
+        lab.check("control", &["nix", "flake", "lock", &format!("path:{FLAKE}")]).into_diagnostic()?;
+        let version = lab.check("control", &["deploy", "--version"]).into_diagnostic()?;
+        if version.contains(VERSION) { Ok(()) } else { bail!("the peer is {}, not {VERSION}", version.trim()) }
     }
 }
 
 /// The command for one lane: the worker first, as its engine must run before the head's can become active.
 pub fn argv(lane: &str) -> Vec<String> {
     let mut argv: Vec<String> = ["deploy", "--skip-checks", "--targets"].map(str::to_owned).to_vec();
-    argv.extend(NODES.iter().rev().map(|node| format!("path:{FLAKE}#{lane}-{}", node.name)));
+    argv.extend(NODES.iter().rev().map(|node| format!("path:{FLAKE}#{lane}-{node}")));
     argv
 }
 

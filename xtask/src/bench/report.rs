@@ -26,6 +26,8 @@ pub struct Figures {
     pub copied: Vec<(&'static str, u64)>,
     /// Subcommand of the tool on a node, and its peak memory in bytes.
     pub memory: Vec<(String, u64)>,
+    /// What else the machine did: `/proc/loadavg` before our rounds and before the peer's.
+    pub load: [String; 2],
 }
 
 /// The most that the issue allows; times as a share of the peer's.
@@ -101,7 +103,10 @@ impl Figures {
         let body = rows
             .iter()
             .map(|r| line(&r.what, [&r.ours, &r.peer, &r.ratio, &r.aim], if r.met { "met" } else { "MISSED" }));
-        std::iter::once(line("", ["sparklane", "deploy-rs", "ratio", "at most"], "")).chain(body).collect()
+        let head = line("", ["sparklane", "deploy-rs", "ratio", "at most"], "");
+        let [ours, peer] = &self.load;
+        let foot = format!("medians of {} rounds; {} cores, load {ours} and {peer}\n", self.ours.noop.len(), cores());
+        std::iter::once(head).chain(body).chain([foot]).collect()
     }
 
     /// For programs: medians, every sample, sizes.
@@ -118,8 +123,20 @@ impl Figures {
             .into_iter()
             .map(|(what, bytes, aim)| json!({"what": what, "bytes": bytes, "atMost": aim, "met": bytes <= aim}))
             .collect();
-        json!({"rounds": self.ours.noop.len(), "times": times, "sizes": sizes})
+        json!({
+            "rounds": self.ours.noop.len(), "cores": cores(), "load": self.load, "times": times, "sizes": sizes,
+        })
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(0, usize::from)
+}
+
+/// The load averages now: 1, 5 and 15 minutes.
+pub fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
 fn size(bytes: u64) -> String {
@@ -142,6 +159,7 @@ mod tests {
             binaries: vec![("x86_64-linux", 8_600_000)],
             copied: vec![("head", 65_537)],
             memory: vec![("txn run".to_owned(), 7_000_000)],
+            load: [load(), load()],
         }
     }
 
