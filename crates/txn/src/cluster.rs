@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use sparklane_lane::generation::GateScope;
 use sparklane_lane::{NodeName, Role};
 
+use crate::effects::{Order, Reply};
 use crate::goal::Goal;
-use crate::machine::{Order, Reply};
 use crate::plan::Part;
 use crate::record::State;
 
