@@ -1,5 +1,6 @@
-//! Developer tasks: `cargo xtask prebuilt | rehearse | test`.
+//! Developer tasks: `cargo xtask prebuilt | rehearse | test | bench`.
 
+mod bench;
 mod cross;
 mod packages;
 mod prebuilt;
@@ -26,6 +27,8 @@ enum Task {
     Rehearse(rehearse::Args),
     /// Every check: formatting, lints, unit tests, flake check and the end-to-end tests in the lab.
     Test(test::Args),
+    /// Figures beside those of other tools. No part of `test`.
+    Bench(bench::Args),
 }
 
 fn main() -> miette::Result<ExitCode> {
@@ -33,6 +36,7 @@ fn main() -> miette::Result<ExitCode> {
         Task::Prebuilt(args) => prebuilt::run(&args).map(|()| ExitCode::SUCCESS),
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Test(args) => test::run(&args),
+        Task::Bench(args) => bench::run(&args),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use camino::Utf8PathBuf;
 use miette::IntoDiagnostic;
 use xshell::{Shell, cmd};
 
@@ -27,6 +28,7 @@ const CHECKS: &[(&str, Check)] = &[
 
 const LAB_CHECKS: &[(&str, Check)] = &[
     ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
+    ("stock deploy-rs", stock_deploy_rs),
     ("flake check", flake_check),
     ("lab tests", |sh| {
         cmd!(sh, "cargo test --workspace --locked -- --ignored --test-threads=1").run().into_diagnostic()
@@ -62,18 +64,29 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Licences, sources and duplicates of the dependencies, by cargo-deny (built once into the cache).
+/// Licences, sources and duplicates of the dependencies, by cargo-deny.
 fn dependencies(sh: &Shell) -> miette::Result<()> {
-    const VERSION: &str = "0.20.2";
-    let root = cache(&format!("cargo-deny-{VERSION}"));
-    let program = root.join("bin/cargo-deny");
-    if !program.exists() {
-        eprintln!("xtask: building cargo-deny {VERSION} (once; some minutes)");
-        cmd!(sh, "cargo install --quiet --locked --version {VERSION} --root {root} cargo-deny")
+    let program = installed(sh, "cargo-deny", "0.20.2")?.join("bin/cargo-deny");
+    cmd!(sh, "{program} --log-level error check bans licenses sources").run().into_diagnostic()
+}
+
+/// The real client that drives our nodes in crates/lab/tests/deploy_rs.rs.
+fn stock_deploy_rs(sh: &Shell) -> miette::Result<()> {
+    let root = installed(sh, "deploy-rs", "1.0.0")?;
+    sh.set_var("SPARKLANE_DEPLOY_RS", root.join("bin/deploy"));
+    Ok(())
+}
+
+/// A program from the Rust registry, built once into the cache.
+fn installed(sh: &Shell, package: &str, version: &str) -> miette::Result<Utf8PathBuf> {
+    let root = cache(&format!("{package}-{version}"));
+    if !root.join(".crates.toml").exists() {
+        eprintln!("xtask: building {package} {version} (once; some minutes)");
+        cmd!(sh, "cargo install --quiet --locked --version {version} --root {root} {package}")
             .run()
             .into_diagnostic()?;
     }
-    cmd!(sh, "{program} --log-level error check bans licenses sources").run().into_diagnostic()
+    Ok(root)
 }
 
 /// The flake's own checks, on the lab's control machine: it has Nix, and no network but ours.

@@ -8,6 +8,8 @@ mod lab;
 mod lane;
 mod node;
 mod parts;
+#[cfg(test)]
+mod reference;
 mod report;
 mod txn;
 

@@ -1,15 +1,15 @@
-//! A deployment from end to end: build, ask, refuse or copy, stage head first, drive, tell.
+//! A deployment from end to end: build, ask, refuse or copy, stage, drive, tell.
 
 use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use sparklane_host::peer::Head;
-use sparklane_host::stage::{StageRequest, Staged};
+use sparklane_host::stage::StageRequest;
 use sparklane_host::status::NodeStatus;
 use sparklane_lane::{Generation, LaneName, NodeName, Release, ReleaseNode, TxnId};
 use sparklane_txn::cluster::{Member, drive};
 use sparklane_txn::spec::{Side, Spec};
-use sparklane_txn::{Goal, Link as _, Order, State};
+use sparklane_txn::{Goal, State};
 
 use crate::error::DeployError;
 use crate::link::SshLink;
@@ -20,6 +20,8 @@ use crate::site::Site;
 use crate::ssh::{self, Remote};
 use crate::verdict::{Subject, Verdict, VerdictKind};
 use crate::{nix, ssh::control_dir};
+
+mod staging;
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -388,51 +390,6 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Stages head first, so that two operators meet there. A refusal ends what was staged before.
-    fn stage_all(&self, subject: &Subject, requests: &[StageRequest]) -> Result<Option<Verdict>, DeployError> {
-        for (index, (node, request)) in self.nodes.iter().zip(requests).enumerate() {
-            self.observer.event(Some(node.member.node.as_str()), "stage");
-            let staged = node.stage(request);
-            let why = match &staged {
-                Ok(staged) if staged.passed() => continue,
-                Ok(staged) => refusals(node, staged).join("; "),
-                Err(error) => error.to_string(),
-            };
-            self.abort(&requests[..index], &why);
-            if matches!(staged, Err(DeployError::Refused(_))) {
-                node.give_up(&request.spec.txn, &why);
-            }
-            staged?;
-            return Ok(Some(Verdict::plain(subject, VerdictKind::Refused, Some(why))));
-        }
-        Ok(None)
-    }
-
-    fn abort(&self, requests: &[StageRequest], why: &str) {
-        let Some(first) = requests.first() else { return };
-        let staged = &self.nodes[..requests.len()];
-        let mut link = SshLink::new(staged, &first.spec.txn, self.observer, Duration::from_secs(PATIENCE_SECS));
-        for node in staged {
-            // When this is lost, the node ends the transaction at its deadline; nothing has changed on it.
-            let _told = link.order(&node.member.node, &Order::Abort { why: why.to_owned() });
-        }
-    }
-
-    fn check_only(&self, subject: &Subject, requests: &[StageRequest]) -> Result<Verdict, DeployError> {
-        let answers = std::thread::scope(|scope| {
-            let rows = self.nodes.iter().zip(requests);
-            let threads: Vec<_> = rows.map(|(node, request)| scope.spawn(move || node.stage(request))).collect();
-            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect()
-        });
-        let staged: Vec<Staged> = all(answers)?;
-        let refused: Vec<String> = self.nodes.iter().zip(&staged).flat_map(|(n, s)| refusals(n, s)).collect();
-        Ok(if refused.is_empty() {
-            Verdict::plain(subject, VerdictKind::Checked, None)
-        } else {
-            Verdict::plain(subject, VerdictKind::Refused, Some(refused.join("; ")))
-        })
-    }
-
     fn each<T: Send>(&self, act: impl Fn(&NodeHandle) -> Result<T, DeployError> + Sync) -> Vec<Result<T, DeployError>> {
         std::thread::scope(|scope| {
             let act = &act;
@@ -509,11 +466,6 @@ fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(
         }
     }
     Ok(())
-}
-
-fn refusals(node: &NodeHandle, staged: &Staged) -> Vec<String> {
-    let row = |name: &str, why: &str| format!("{}: {name}: {why}", node.member.node);
-    staged.checks.iter().filter_map(|c| c.refused.as_ref().map(|why| row(&c.name, why))).collect()
 }
 
 /// All answers, or all failures in one: a person mends them in one go.

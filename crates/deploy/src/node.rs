@@ -70,7 +70,7 @@ impl NodeHandle {
     /// Ends what a staging without an answer may have left: the connection or the process may have died after the
     /// node began. One try; without it the node ends the transaction at its deadline.
     pub fn give_up(&self, txn: &TxnId, why: &str) {
-        if let Ok(mut order) = serde_json::to_vec(&Order::Abort { why: why.to_owned() }) {
+        if let Ok(mut order) = serde_json::to_vec(&Order::abort(why)) {
             order.push(b'\n');
             let _told = self.remote.run(&[&self.tool, "txn", "talk", txn.as_str()], &order);
         }

@@ -3,6 +3,8 @@
 //! The wait never sleeps through a failure: every half second it looks whether a unit it depends on failed, and ends then,
 //! whatever the budget. Time comes from a [`Clock`], so long budgets are tested in no time.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
@@ -16,6 +18,8 @@ use crate::systemd::{UnitState, UnitStates};
 
 /// How often units are looked at, whatever the gate's interval.
 const UNIT_TICK: Duration = Duration::from_millis(500);
+/// The shortest time between two tries.
+const SHORTEST: Duration = Duration::from_millis(50);
 /// How long one HTTP try may take.
 const HTTP_TRY: Duration = Duration::from_secs(5);
 /// How long one completion may take: first requests compile kernels.
@@ -169,10 +173,9 @@ impl<'a> Watch<'a> {
     }
 
     /// Why one of the units ended the wait, if so.
-    fn failure(&mut self, context: &GateContext<'_>) -> Option<String> {
-        let now = context.clock.now();
+    fn failure(&mut self, states: &dyn UnitStates, now: Duration) -> Option<String> {
         for (unit, baseline, idle_since) in &mut self.units {
-            let Ok(state) = context.units.state(unit) else {
+            let Ok(state) = states.state(unit) else {
                 continue;
             };
             let baseline = *baseline.get_or_insert(state.restarts);
@@ -186,6 +189,25 @@ impl<'a> Watch<'a> {
             }
         }
         None
+    }
+}
+
+/// One look at each unit per turn, however many questions are about it: a look is a process, and nodes are busy while an
+/// engine starts.
+struct Look<'a> {
+    units: &'a dyn UnitStates,
+    seen: RefCell<BTreeMap<String, Result<UnitState, String>>>,
+}
+
+impl<'a> Look<'a> {
+    fn new(units: &'a dyn UnitStates) -> Self {
+        Self { units, seen: RefCell::default() }
+    }
+}
+
+impl UnitStates for Look<'_> {
+    fn state(&self, unit: &str) -> Result<UnitState, String> {
+        self.seen.borrow_mut().entry(unit.to_owned()).or_insert_with(|| self.units.state(unit)).clone()
     }
 }
 
@@ -215,13 +237,14 @@ fn wait(
 ) -> GateResult {
     let clock = context.clock;
     let end = clock.now() + Duration::from_secs(u64::from(gate.budget_secs));
-    let interval = Duration::from_secs(u64::from(gate.interval_secs)).max(Duration::from_millis(100));
+    let interval = Duration::from_secs(u64::from(gate.interval_secs)).max(SHORTEST);
     let mut watch = Watch::new(gate, context.watch);
     let mut last = "not tried".to_owned();
     let mut next_try = clock.now();
     let mut bad = 0;
     loop {
-        if let Some(why) = watch.failure(context) {
+        let look = Look::new(context.units);
+        if let Some(why) = watch.failure(&look, clock.now()) {
             return GateResult::Failed(why);
         }
         let now = clock.now();
@@ -232,7 +255,7 @@ fn wait(
         }
         if now >= next_try {
             *tries += 1;
-            match check(&gate.kind, context.units, context.prober, left.max(Duration::from_secs(1))) {
+            match check(&gate.kind, &look, context.prober, left.max(Duration::from_secs(1))) {
                 Verdict::Pass(words) => return GateResult::Passed(words),
                 Verdict::NotYet(why) => (last, bad) = (why, 0),
                 Verdict::Bad(why) => {

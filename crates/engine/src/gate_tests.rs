@@ -183,3 +183,21 @@ fn outcome_is_one_flat_json_object() {
     assert_eq!(text, r#"{"gate":"g","result":"failed","detail":"why","waitedMs":5,"tries":1}"#);
     assert_eq!(serde_json::from_str::<GateOutcome>(&text).unwrap(), outcome);
 }
+
+#[test]
+fn a_turn_looks_once_at_a_unit() {
+    let looks = std::rc::Rc::new(Cell::new(0));
+    let counted = looks.clone();
+    let starts = Duration::from_secs(3);
+    let world = World::new(
+        Box::new(move |t| {
+            counted.set(counted.get() + 1);
+            if t < starts { unit("activating", "start") } else { unit("active", "running") }
+        }),
+        Box::new(|_| refused()),
+    );
+    let outcome = run(&world, &gate(GateKind::Unit { unit: "sparklane-engine.service".into() }, 60, 1));
+    assert!(outcome.passed(), "{outcome:?}");
+    // Watched and asked about, every half second from 0 to 3.
+    assert_eq!(looks.get(), 7, "{outcome:?}");
+}

@@ -89,6 +89,7 @@ pub struct FileJournal {
     /// Length of the good records; whatever lies behind is overwritten.
     len: u64,
     records: Vec<Record>,
+    torn: bool,
     crash: CrashPoint,
     /// The last record, when its effect is still to come.
     effect: Option<(sparklane_txn::State, usize)>,
@@ -112,13 +113,19 @@ impl FileJournal {
         // Not every file system can reserve; without it the journal still works, only not on a full disk.
         let _reserved = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len + RESERVE_BYTES);
         files::sync_dir(dir)?;
-        Ok(Self { path, file, len, records: contents.records, crash, effect: None })
+        Ok(Self { path, file, len, records: contents.records, torn: contents.torn, crash, effect: None })
     }
 
     /// The records so far.
     #[must_use]
     pub fn records(&self) -> &[Record] {
         &self.records
+    }
+
+    /// True when a damaged end was cut off at opening.
+    #[must_use]
+    pub fn was_torn(&self) -> bool {
+        self.torn
     }
 
     /// Tells the kill points that the effect of the last record is done.

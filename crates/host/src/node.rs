@@ -109,6 +109,17 @@ impl RealNode {
         Ok(())
     }
 
+    /// The engine's unit is up or starting; its start job may still be queued.
+    fn on_its_way(&self) -> Result<(), String> {
+        for _ in 0..50 {
+            if self.units.status(ENGINE_UNIT).is_ok_and(|s| s.is_up()) {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        Err(format!("the old lane: {ENGINE_UNIT} does not start"))
+    }
+
     fn make_plan(&self, spec: &Spec) -> Result<Vec<Step>, HostError> {
         let current = profile::current(&self.paths)?;
         if current.as_ref().map(|s| &s.path) != spec.from.as_ref().map(|s| &s.path) {
@@ -269,6 +280,11 @@ impl Node for RealNode {
             && boot == Boot::Same
             && let Ok(Some(old)) = self.old()
         {
+            // A head driven alone (stock deploy-rs) cannot serve while its worker is at another generation; the client
+            // brings that back only after us. That the old unit is on its way is all that can be proved.
+            if spec.role.decides() && spec.release.is_none() {
+                return self.on_its_way().map_err(|why| vec![why]);
+            }
             self.say("waiting for the old lane's gates");
             let scopes: &[GateScope] =
                 if spec.role.decides() { &[GateScope::Node, GateScope::Cluster] } else { &[GateScope::Node] };

@@ -62,6 +62,9 @@ fn end(paths: &HostPaths, txn: &Txn, boot: Boot, parts: Parts) -> Result<Resolve
         return Err(HostError::Refused(format!("transaction {} has no readable journal", txn.id)));
     };
     deploy_rs::take_up(paths, &mut machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
+    if machine.journal_mut().was_torn() {
+        machine.distrust_end();
+    }
     machine.recover(boot).map_err(|fault| HostError::Refused(fault.to_string()))?;
     machine.journal_mut().effect_done();
     let why = match machine.journal_mut().records().last() {

@@ -103,6 +103,12 @@ fn interrupt(abort: &Arc<Mutex<Option<String>>>) -> Interrupt {
 
 fn recover(paths: &HostPaths, machine: &mut RealMachine) -> Result<(), HostError> {
     deploy_rs::take_up(paths, machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
+    if machine.journal_mut().was_torn() {
+        machine.distrust_end();
+    }
+    if machine.spec().release.is_some() && machine.wait_for_abort() {
+        return Ok(());
+    }
     machine.recover(Boot::Same).map_err(|fault| HostError::Refused(fault.to_string()))
 }
 
@@ -195,7 +201,7 @@ fn converse(connection: &UnixStream, requests: &Sender<Request>, abort: &Mutex<O
     for line in BufReader::new(connection).lines() {
         let Ok(line) = line else { return };
         let Ok(order) = serde_json::from_str::<Order>(&line) else { return };
-        if let Order::Abort { why } = &order
+        if let Order::Abort { why, .. } = &order
             && let Ok(mut guard) = abort.lock()
         {
             *guard = Some(why.clone());

@@ -149,6 +149,7 @@ fn a_failing_gate_fails_the_client_and_no_node_keeps_the_lane() {
     let bench = Bench::new();
     let output = bench.deploy("lab-broken", &["worker", "head"], &[]);
     assert_eq!(output.code, Some(1), "{}", output.stderr);
+    assert_eq!(bench.state("head"), "rolled-back", "{}", bench.journals());
     // deploy-rs revokes the worker after the head failed.
     assert_eq!(bench.lanes(), ["lab-a", "lab-a"], "{}\n{}", output.stderr, bench.journals());
     let end = Instant::now() + Duration::from_secs(60);
@@ -165,7 +166,9 @@ fn scenario_1_a_client_killed_in_the_window_is_rolled_back() {
     let before = bench.transactions("worker");
     let mut child = bench.stopped_in_the_window();
     bench.signal_client("-KILL");
-    let _ = child.wait();
+    // The host's side of it stopped along with the client.
+    child.kill().unwrap();
+    child.wait().unwrap();
     bench.until("worker", before, &["rolled-back"], 60);
     assert_eq!(bench.lanes()[1], "lab-a");
     assert_eq!(bench.canaries("worker"), "");
@@ -183,6 +186,9 @@ fn scenario_3_a_late_confirmation_is_an_error_of_the_client() {
     let child = bench.stopped_in_the_window();
     bench.until("worker", before, &["rolled-back"], 60);
     bench.signal_client("-CONT");
+    // The host's side of it stopped along with the client.
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{said}");

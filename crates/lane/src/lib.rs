@@ -16,6 +16,7 @@ pub mod reader;
 pub mod release;
 pub mod render;
 pub mod rules;
+pub mod schema;
 pub mod weights;
 
 pub use catalog::Catalog;

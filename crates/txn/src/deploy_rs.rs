@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use sparklane_lane::generation::GateScope;
 use sparklane_lane::{Role, StorePath, TxnId};
 
+use crate::effects::{Order, Reply};
 use crate::goal::Goal;
-use crate::machine::{Order, Reply};
 use crate::plan::Part;
 use crate::record::State;
 use crate::spec::Fault;
@@ -200,7 +200,7 @@ impl Alone<'_> {
     }
 
     fn back(&mut self, why: &str) -> Result<Reply, Fault> {
-        let reply = (self.order)(&Order::Abort { why: why.to_owned() })?;
+        let reply = (self.order)(&Order::abort(why))?;
         self.canary.over(&self.txn);
         Ok(reply)
     }

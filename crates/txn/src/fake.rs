@@ -11,7 +11,8 @@ use sparklane_lane::generation::GateScope;
 use sparklane_lane::{NodeName, Role};
 
 use crate::cluster::{Link, Member};
-use crate::machine::{Boot, Clock, Journal, Machine, Node, Order, Reply};
+use crate::effects::{Boot, Clock, Journal, Node, Order, Reply};
+use crate::machine::Machine;
 use crate::plan::{ENGINE_UNIT, Step};
 use crate::record::{Record, State};
 use crate::spec::{Answer, Fault, Instant, Side, Spec};

@@ -6,6 +6,7 @@
 
 pub mod cluster;
 pub mod deploy_rs;
+pub mod effects;
 pub mod goal;
 pub mod machine;
 pub mod plan;
@@ -16,8 +17,9 @@ pub mod spec;
 pub mod fake;
 
 pub use cluster::{Link, Outcome};
+pub use effects::{Boot, Clock, Journal, Node, Order, Reply};
 pub use goal::Goal;
-pub use machine::{Boot, Clock, Journal, Machine, Node, Order, Reply};
+pub use machine::Machine;
 pub use plan::{Part, Step};
 pub use record::{Record, State};
 pub use spec::{Answer, Deadline, Fault, Instant, Spec};

@@ -3,125 +3,11 @@
 //! The only durable truth is the journal. A process that dies forgets nothing that matters: [`Machine::recover`] reads
 //! the last record and goes to exactly the old or exactly the new generation, or, for a worker that has voted, asks the head.
 
-use serde::{Deserialize, Serialize};
-
+use crate::effects::{Boot, Clock, Journal, Node, Order, Reply};
 use crate::plan::{Part, Step};
 use crate::record::{Record, State};
-use crate::spec::{Answer, Deadline, Fault, Instant, Spec};
+use crate::spec::{Answer, Deadline, Fault, Spec};
 use sparklane_lane::generation::GateScope;
-
-/// Where a recovery runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Boot {
-    /// In the boot that the transaction runs in: units can be waited for.
-    Same,
-    /// Before the lane, in the boot unit: starts are queued only, nothing can be waited for.
-    Early,
-}
-
-/// Effects on one node. All are idempotent; an effect that finds its work done does nothing.
-pub trait Node {
-    /// Reads the node, copies what undo needs, and computes the steps.
-    ///
-    /// # Errors
-    /// When something is in the way; nothing has changed then.
-    fn plan(&mut self, spec: &Spec) -> Result<Vec<Step>, Fault>;
-    /// Does a step.
-    ///
-    /// # Errors
-    /// When the step could not be done or not be read back.
-    fn apply(&mut self, step: &Step) -> Result<(), Fault>;
-    /// Undoes a step, done or not.
-    ///
-    /// # Errors
-    /// When what was there before could not be put back.
-    fn undo(&mut self, step: &Step, boot: Boot) -> Result<(), Fault>;
-    /// Proves by reading that the node is as before `plan`: profile, every file, units, the old gates.
-    ///
-    /// # Errors
-    /// Everything that does not match.
-    fn read_back(&mut self, spec: &Spec, plan: &[Step], boot: Boot) -> Result<(), Vec<String>>;
-    /// Waits for the new generation's gates of a scope.
-    ///
-    /// # Errors
-    /// The gate that failed and why; [`Fault::Interrupted`] when an abort came in between.
-    fn gates(&mut self, spec: &Spec, scope: GateScope) -> Result<(), Fault>;
-    /// Stops the lane because nobody knows whether it may serve.
-    ///
-    /// # Errors
-    /// When the unit does not stop.
-    fn stop_lane(&mut self) -> Result<(), Fault>;
-    /// Starts the lane again after a doubt was resolved for the new generation.
-    ///
-    /// # Errors
-    /// When the start cannot be queued.
-    fn start_lane(&mut self) -> Result<(), Fault>;
-    /// Asks the head what became of the transaction.
-    fn ask_head(&mut self, spec: &Spec) -> Answer;
-    /// Keeps what a final state needs (release file, GC roots) and drops the rest. Runs again after a crash.
-    ///
-    /// # Errors
-    /// When a record could not be written; it is tried again at the next recovery.
-    fn settle(&mut self, spec: &Spec, outcome: &Record) -> Result<(), Fault>;
-}
-
-/// The append-only journal of one transaction.
-pub trait Journal {
-    /// Appends a record; it is durable when this returns.
-    ///
-    /// # Errors
-    /// When it is not.
-    fn append(&mut self, record: &Record) -> Result<(), Fault>;
-}
-
-/// Time that survives neither reboot nor suspend games: `CLOCK_BOOTTIME` and the boot id.
-pub trait Clock {
-    /// Now.
-    fn now(&self) -> Instant;
-}
-
-/// What the coordinator tells a node. Every order may arrive late, twice, or after its work is done.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "order")]
-pub enum Order {
-    /// Plan and arm the deadline.
-    Prepare,
-    /// Do one part of the switch.
-    Run {
-        /// Which.
-        part: Part,
-    },
-    /// Wait for the gates of a scope. On the head the cluster's gates are the vote.
-    Gate {
-        /// Which.
-        scope: GateScope,
-    },
-    /// Promise to commit when told, and to give up only when the head says so.
-    Vote,
-    /// The cluster committed (head: commit it now).
-    Commit,
-    /// Go back.
-    Abort {
-        /// Why, for the record.
-        why: String,
-    },
-    /// Say where you are.
-    Report,
-}
-
-/// A node's answer to an order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Reply {
-    /// The state after the order.
-    pub state: State,
-    /// True when the order's work is done (now or before).
-    pub done: bool,
-    /// Why not, or what happened.
-    pub detail: Option<String>,
-    /// In a final state: whether anything had changed on the way.
-    pub changed: bool,
-}
 
 /// A node's transaction in this process.
 pub struct Machine<N, J, C> {
@@ -200,6 +86,13 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         Some(machine)
     }
 
+    /// Says that the journal's end was damaged: a record may be missing whose step was begun, so one more is undone.
+    pub fn distrust_end(&mut self) {
+        if self.plan.len() > self.started {
+            self.started += 1;
+        }
+    }
+
     /// The last record's state.
     #[must_use]
     pub fn state(&self) -> State {
@@ -233,7 +126,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
         match order {
             Order::Report => Ok(self.reply(true, None)),
-            Order::Abort { why } => self.abort(why),
+            Order::Abort { why, together } => self.abort(why, *together),
             Order::Commit => self.commit(),
             _ if self.failed.is_some()
                 || self.state().is_final()
@@ -260,9 +153,29 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
             State::Gated | State::InDoubt if self.spec.asks_head() => self.ask(Boot::Same),
             _ => {
                 let why = self.failed.clone().unwrap_or_else(|| "the deadline passed without a commit".into());
+                // The head stops first: one that did not has no worker that did. A worker cannot know.
+                if self.spec.asks_head() {
+                    self.catch_up()?;
+                }
                 self.roll_back(&why, Boot::Same)
             }
         }
+    }
+
+    /// Takes up a transaction whose process died in the same boot, when the coordinator may still be there: it stays as
+    /// it is, closed, and goes back with the other nodes, at the latest after a few seconds. A node that went back alone
+    /// would wait for ranks that nobody has told. False when [`Machine::recover`] is needed instead.
+    pub fn wait_for_abort(&mut self) -> bool {
+        let waits = match self.state() {
+            State::Prepared | State::Switching | State::Switched => true,
+            State::Gated => !self.spec.asks_head(),
+            _ => false,
+        };
+        if waits {
+            self.failed = Some("the transaction's process died before the commit".into());
+            self.deadline = Some(Deadline::after(&self.clock.now(), FAILED_SECS));
+        }
+        waits
     }
 
     /// Takes a dead transaction to its end: after kill -9, power loss, or in the boot unit.
@@ -425,7 +338,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
     }
 
-    fn abort(&mut self, why: &str) -> Result<Reply, Fault> {
+    fn abort(&mut self, why: &str, together: bool) -> Result<Reply, Fault> {
         match self.state() {
             State::Committed => Ok(self.reply(false, Some("already committed".into()))),
             State::RolledBack => Ok(self.reply(true, Some(self.why_over()))),
@@ -442,6 +355,9 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
                 Ok(self.reply(self.state() == State::RolledBack, None))
             }
             _ => {
+                if together {
+                    self.catch_up()?;
+                }
                 self.roll_back(why, Boot::Same)?;
                 Ok(self.reply(self.state() == State::RolledBack, Some(why.to_owned())))
             }
@@ -480,6 +396,22 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
                 self.node.stop_lane()
             }
         }
+    }
+
+    /// Stops an engine that the transaction was to stop and did not yet, so that its undo starts it anew.
+    fn catch_up(&mut self) -> Result<(), Fault> {
+        let Some(step @ Step::StopUnit { was_active: true, .. }) = self.plan.first().cloned() else { return Ok(()) };
+        if self.state() != State::Prepared || self.started > 0 {
+            return Ok(());
+        }
+        self.started = 1;
+        // What fails here is found when the undo is read back.
+        if self.append(Record::Switching { step: 0 }) == Err(Fault::Killed)
+            || self.node.apply(&step) == Err(Fault::Killed)
+        {
+            return Err(Fault::Killed);
+        }
+        Ok(())
     }
 
     /// Undoes every step that may have begun, last first, then proves it. A step whose undo fails does not keep the

@@ -140,10 +140,23 @@ fn slow_connection_that_breaks_once_is_told_honestly() {
     std::fs::write(rig.lab.root("control").join("root/proxy.py"), PROXY).unwrap();
     // Only the head is reached through it: a block of its own in the operator's ssh configuration.
     let config = "Host 127.0.0.1\\n  Port 2222\\n  HostKeyAlias 10.77.0.10\\n";
-    rig.sh("control", &format!("printf '{config}' > /root/proxy-config; cat /root/.ssh/config >> /root/proxy-config 2>/dev/null; true"));
-    let mut proxy = rig.lab.spawn("control", &["sh", "-c", "echo $$ > /run/proxy; exec python3 /root/proxy.py"]).unwrap();
+    rig.sh(
+        "control",
+        &format!(
+            "printf '{config}' > /root/proxy-config; cat /root/.ssh/config >> /root/proxy-config 2>/dev/null; true"
+        ),
+    );
+    let mut proxy =
+        rig.lab.spawn("control", &["sh", "-c", "echo $$ > /run/proxy; exec python3 /root/proxy.py"]).unwrap();
     rig.until("the proxy listens", 10, || rig.try_sh("control", "ss -tln | grep -q 2222"));
-    let said = rig.app(&["deploy", "lab-hold", "--hostname", "head=127.0.0.1", "--ssh-opts=-F", "--ssh-opts=/root/proxy-config"]);
+    let said = rig.app(&[
+        "deploy",
+        "lab-hold",
+        "--hostname",
+        "head=127.0.0.1",
+        "--ssh-opts=-F",
+        "--ssh-opts=/root/proxy-config",
+    ]);
     rig.sh("control", "kill $(cat /run/proxy)");
     let _ = proxy.wait();
     match said.code {

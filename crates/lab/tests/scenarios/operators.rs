@@ -37,7 +37,9 @@ fn confirmation_after_the_deadline_is_refused_deploy_rs_214() {
     let client = rig.client(&["deploy", "lab-b", "--confirm-timeout", "2"]);
     rig.reaches("worker", seen, "gated", 60);
     rig.signal(&client, "STOP");
-    rig.until("the head is back", 60, || rig.state("head").as_deref() == Some("rolled-back") || rig.state("head").as_deref() == Some("committed"));
+    rig.until("the head is back", 60, || {
+        rig.state("head").as_deref() == Some("rolled-back") || rig.state("head").as_deref() == Some("committed")
+    });
     std::thread::sleep(Duration::from_secs(4));
     rig.signal(&client, "CONT");
     let said = client.wait();
@@ -57,7 +59,8 @@ fn moments(rig: &Rig, node: &str) -> [f64; 3] {
     let txn = rig.txns(node).pop().unwrap();
     let log = rig.sh(node, &format!("journalctl --no-pager -o short-unix -u sparklane-txn@{txn}"));
     let at = |what: &str| -> f64 {
-        let line = log.lines().find(|l| l.contains(what) && !l.contains("undo")).unwrap_or_else(|| panic!("{what}: {log}"));
+        let line =
+            log.lines().find(|l| l.contains(what) && !l.contains("undo")).unwrap_or_else(|| panic!("{what}: {log}"));
         line.split_whitespace().next().unwrap().parse().unwrap()
     };
     [at("stop sparklane-engine"), at("profile ->"), at("start sparklane-engine")]
@@ -71,6 +74,9 @@ fn nodes_switch_in_one_fixed_order_deploy_rs_46() {
         rig.deploy(lane).is(0, "committed");
         let ([hs, hp, hg], [ws, wp, wg]) = (moments(&rig, "head"), moments(&rig, "worker"));
         let order = [hs, ws, wp, hp, wg, hg];
-        assert!(order.is_sorted(), "stop head, stop worker, switch worker, switch head, start worker, start head: {order:?}");
+        assert!(
+            order.is_sorted(),
+            "stop head, stop worker, switch worker, switch head, start worker, start head: {order:?}"
+        );
     }
 }

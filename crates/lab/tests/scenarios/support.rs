@@ -169,7 +169,9 @@ impl Rig {
     #[track_caller]
     pub fn quiet(&self, secs: u64) {
         self.until("all transactions end", secs, || {
-            NODES.iter().all(|n| self.state(n).is_none_or(|s| ["committed", "rolled-back", "stuck"].contains(&s.as_str())))
+            NODES
+                .iter()
+                .all(|n| self.state(n).is_none_or(|s| ["committed", "rolled-back", "stuck"].contains(&s.as_str())))
         });
     }
 
@@ -240,10 +242,9 @@ impl Rig {
     /// Ids of a node's transactions, oldest first; read without asking the node.
     pub fn txns(&self, node: &str) -> Vec<String> {
         let dir = self.lab.bound(node, "/var/lib/sparklane").join("txn");
-        let mut ids: Vec<String> = dir.read_dir_utf8().map_or_else(
-            |_| Vec::new(),
-            |entries| entries.flatten().map(|e| e.file_name().to_owned()).collect(),
-        );
+        let mut ids: Vec<String> = dir
+            .read_dir_utf8()
+            .map_or_else(|_| Vec::new(), |entries| entries.flatten().map(|e| e.file_name().to_owned()).collect());
         ids.sort();
         ids
     }
@@ -318,7 +319,8 @@ impl Rig {
     pub fn tokens(&self) -> u64 {
         let body = r#"{"model":"lab","messages":[{"role":"user","content":"hi"}],"max_tokens":8}"#;
         let argv = ["curl", "-s", "-m", "20", "-H", "content-type: application/json", "-d", body];
-        let output = self.lab.exec("head", &[&argv[..], &["http://127.0.0.1:8000/v1/chat/completions"]].concat()).unwrap();
+        let output =
+            self.lab.exec("head", &[&argv[..], &["http://127.0.0.1:8000/v1/chat/completions"]].concat()).unwrap();
         let answer: Value = serde_json::from_str(&output.stdout).unwrap_or_default();
         answer["usage"]["completion_tokens"].as_u64().unwrap_or(0)
     }
@@ -336,10 +338,13 @@ impl Rig {
             assert_eq!(status["generation"]["lane"], lane, "{node}");
             assert_eq!(status["engine"]["active"], "active", "{node}: {:#}\n{}", status["engine"], self.story());
             let of_release = |r: &&Value| r["number"] == release;
-            let record = status["releases"].as_array().unwrap().iter().find(of_release).unwrap_or_else(|| panic!("{node}"));
+            let record =
+                status["releases"].as_array().unwrap().iter().find(of_release).unwrap_or_else(|| panic!("{node}"));
             let part = record["nodes"].as_array().unwrap().iter().find(|p| p["node"] == node).unwrap();
             assert_eq!(self.sh(node, &format!("readlink -f {PROFILE}")).trim(), part["path"], "{node}");
-            let compare = format!("cd {PROFILE}/etc && find -L . -type f | while read f; do cmp \"$f\" \"/etc/$f\" || exit 1; done");
+            let compare = format!(
+                "cd {PROFILE}/etc && find -L . -type f | while read f; do cmp \"$f\" \"/etc/$f\" || exit 1; done"
+            );
             assert!(self.try_sh(node, &compare), "{node}: a managed file is not the closure's");
         }
         assert!(self.tokens() > 0, "no tokens\n{}", self.story());

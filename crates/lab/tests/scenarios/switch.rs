@@ -20,7 +20,8 @@ fn main_job_deploys_two_lanes_and_rolls_back_by_number() {
     let releases = rig.app(&["releases"]);
     let text = releases.json.to_string();
     assert_eq!(releases.code, 0, "{releases:#?}");
-    let list = releases.json.as_array().or_else(|| releases.json["releases"].as_array()).unwrap_or_else(|| panic!("{text}"));
+    let list =
+        releases.json.as_array().or_else(|| releases.json["releases"].as_array()).unwrap_or_else(|| panic!("{text}"));
     let row = |r: &Value| (r["number"].as_u64(), r["lane"].as_str().map(str::to_owned), r["rollbackOf"].as_u64());
     let rows: Vec<_> = list.iter().map(row).collect();
     let want = |n: u64, lane: &str, of: Option<u64>| (Some(n), Some(lane.to_owned()), of);

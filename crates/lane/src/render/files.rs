@@ -75,6 +75,7 @@ RequiresMountsFor=/nix {STATE}
 Type=notify
 NotifyAccess=main
 ExecStart=/nix/var/nix/profiles/sparklane/bin/sparklane engine run
+ExecStopPost=-/nix/var/nix/profiles/sparklane/bin/sparklane engine stop
 Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus=78

@@ -1,0 +1,190 @@
+//! The node transaction on real folders, with kills at every record and point: the process under test is a child that
+//! kills itself (crates/host/src/crash.rs), what follows is the recovery of a new process or of the boot unit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
+
+use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_host::profile::Mover as _;
+use sparklane_host::{HostPaths, files, journal, profile, releases, resolve, status, txns};
+use sparklane_txn::{Boot, Spec, State};
+use support::{FileUnits, LinkMover, closure, parts, side, snapshot, spec, transact};
+
+/// The folder of a node on lane `a`, release 1.
+fn on_lane_a() -> (tempfile::TempDir, Utf8PathBuf) {
+    let guard = tempfile::tempdir().unwrap();
+    let dir = Utf8PathBuf::from_path_buf(guard.path().to_path_buf()).unwrap();
+    let paths = HostPaths::below(&dir);
+    closure(&paths, 'a');
+    closure(&paths, 'b');
+    assert_eq!(transact(&dir, &spec(None, side('a'), 1)), (State::Committed, None));
+    (guard, dir)
+}
+
+/// Not a test: the process that is killed.
+#[test]
+fn child() {
+    if let Ok(dir) = std::env::var("SPARKLANE_FOLDER") {
+        transact(Utf8Path::new(&dir), &spec(Some(side('a')), side('b'), 2));
+    }
+}
+
+fn killed_child(dir: &Utf8Path, state: State, nth: usize, point: &str) -> bool {
+    let paths = HostPaths::below(dir);
+    files::write_atomic(&paths.run.join("crash-at"), format!("{state} {nth} {point}").as_bytes(), 0o600).unwrap();
+    let me = std::env::current_exe().unwrap();
+    let status = Command::new(me).args(["--exact", "child"]).env("SPARKLANE_FOLDER", dir).output().unwrap().status;
+    files::remove(&paths.run.join("crash-at")).unwrap();
+    status.signal() == Some(9)
+}
+
+#[test]
+fn killed_at_every_record_and_point_on_real_folders() {
+    let (_guard, new_dir) = on_lane_a();
+    assert_eq!(transact(&new_dir, &spec(Some(side('a')), side('b'), 2)).0, State::Committed);
+    let new = snapshot(&new_dir).replace(new_dir.as_str(), "");
+    let mut covered = BTreeSet::new();
+    // Workers' doubt and stuck nodes have their own tests: neither is on the way of a head.
+    let states = State::ALL.into_iter().filter(|s| !matches!(s, State::InDoubt | State::Stuck));
+    for state in states {
+        let fails = matches!(state, State::RollingBack | State::RolledBack);
+        let times = if matches!(state, State::Switching | State::RollingBack) { 8 } else { 1 };
+        for (nth, point) in (0..times).flat_map(|n| ["before-fsync", "after-fsync", "after-effect"].map(|p| (n, p))) {
+            let (_guard, dir) = on_lane_a();
+            let old = snapshot(&dir).replace(dir.as_str(), "");
+            if fails {
+                std::fs::write(dir.join("gates-fail"), "lane-b").unwrap();
+            }
+            if !killed_child(&dir, state, nth, point) {
+                continue;
+            }
+            covered.insert((state, point));
+            let boot = if nth % 2 == 0 { Boot::Same } else { Boot::Early };
+            let paths = HostPaths::below(&dir);
+            resolve::resolve(&paths, boot, &|| parts(&dir)).unwrap();
+            let now = snapshot(&dir).replace(dir.as_str(), "");
+            let committed = txns::read(&paths, &"t2".parse().unwrap()).unwrap().state() == Some(State::Committed);
+            assert_eq!(now, if committed { new.clone() } else { old }, "killed at {state} {nth} {point}");
+            let listed = releases::list(&paths).unwrap().iter().map(|r| r.number).max();
+            assert_eq!(listed, Some(if committed { 2 } else { 1 }), "killed at {state} {nth} {point}");
+            assert!(txns::list(&paths).unwrap().iter().all(|t| !t.is_open()), "{state} {nth} {point}");
+        }
+    }
+    for state in State::ALL.into_iter().filter(|s| !matches!(s, State::InDoubt | State::Stuck)) {
+        for point in ["before-fsync", "after-fsync", "after-effect"] {
+            assert!(covered.contains(&(state, point)), "no child was killed at {state} {point}");
+        }
+    }
+}
+
+#[test]
+fn a_first_deployment_that_fails_leaves_nothing() {
+    let guard = tempfile::tempdir().unwrap();
+    let dir = Utf8PathBuf::from_path_buf(guard.path().to_path_buf()).unwrap();
+    closure(&HostPaths::below(&dir), 'a');
+    files::make_dir(&HostPaths::below(&dir).root.join("etc")).unwrap();
+    let before = snapshot(&dir);
+    std::fs::write(dir.join("gates-fail"), "lane-a").unwrap();
+    let (state, why) = transact(&dir, &spec(None, side('a'), 1));
+    assert_eq!(state, State::RolledBack);
+    assert!(why.unwrap().contains("tokens"));
+    assert_eq!(snapshot(&dir), before);
+    assert!(!dir.join("profiles").join("sparklane-1-link").exists());
+}
+
+#[test]
+fn every_file_in_the_way_is_named_at_once_and_taken_over_only_on_demand() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    files::write_atomic(&paths.managed("/etc/own-b/deep/own.conf"), b"theirs \xff", 0o640).unwrap();
+    std::fs::write(paths.managed("/etc/shared.conf"), "edited").unwrap();
+    let before = snapshot(&dir);
+    let (state, why) = transact(&dir, &spec(Some(side('a')), side('b'), 2));
+    let why = why.unwrap();
+    assert_eq!(state, State::RolledBack);
+    assert!(why.contains("/etc/own-b/deep/own.conf") && why.contains("--takeover"), "{why}");
+    assert!(why.contains("/etc/shared.conf") && why.contains("--replace-edited"), "{why}");
+    assert_eq!(snapshot(&dir), before);
+
+    let forced = Spec { replace_edited: true, takeover: true, ..spec(Some(side('a')), side('b'), 3) };
+    assert_eq!(transact(&dir, &forced), (State::Committed, None));
+    let kept = std::fs::read_to_string(paths.kept(&forced.txn).join("etc/shared.conf")).unwrap();
+    assert_eq!(kept, "edited");
+    // Leaving lane b puts back what was not ours, bit for bit and with its mode.
+    assert_eq!(transact(&dir, &spec(Some(side('b')), side('a'), 4)), (State::Committed, None));
+    assert_eq!(std::fs::read(paths.managed("/etc/own-b/deep/own.conf")).unwrap(), b"theirs \xff");
+    let mode = std::os::unix::fs::PermissionsExt::mode(
+        &std::fs::metadata(paths.managed("/etc/own-b/deep/own.conf")).unwrap().permissions(),
+    );
+    assert_eq!(mode & 0o777, 0o640);
+}
+
+#[test]
+fn a_rollback_of_replaced_edits_puts_the_edit_back() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    std::fs::write(paths.managed("/etc/shared.conf"), "edited").unwrap();
+    std::fs::write(dir.join("gates-fail"), "lane-b").unwrap();
+    let before = snapshot(&dir);
+    let forced = Spec { replace_edited: true, ..spec(Some(side('a')), side('b'), 2) };
+    assert_eq!(transact(&dir, &forced).0, State::RolledBack);
+    assert_eq!(snapshot(&dir), before);
+}
+
+#[test]
+fn a_profile_that_someone_else_moved_is_not_touched_and_the_node_is_stuck() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    closure(&paths, 'c');
+    assert!(killed_child(&dir, State::Gated, 0, "after-fsync"));
+    LinkMover(paths.store.clone()).set(&paths.profile, &side('c').path).unwrap();
+    let resolved = resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+    assert_eq!(resolved[0].to, State::Stuck);
+    assert!(resolved[0].why.as_deref().unwrap().contains("someone else moved it"), "{resolved:?}");
+    assert_eq!(profile::current_path(&paths).unwrap(), Some(side('c').path));
+    // A person puts the profile back; the retry proves the old generation.
+    LinkMover(paths.store.clone()).set(&paths.profile, &side('a').path).unwrap();
+    let resolved = resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+    assert_eq!(resolved[0].to, State::RolledBack, "{resolved:?}");
+}
+
+#[test]
+fn a_torn_journal_and_leftover_temp_files_do_not_stop_a_recovery() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    let old = snapshot(&dir);
+    assert!(killed_child(&dir, State::Switching, 4, "after-effect"));
+    let file = paths.txn(&"t2".parse().unwrap()).join("journal");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes.truncate(bytes.len() - 7);
+    std::fs::write(&file, bytes).unwrap();
+    std::fs::write(paths.managed("/etc/.shared.conf.sparklane-new"), "half").unwrap();
+    assert!(journal::read(&file).unwrap().torn);
+    let seen = status::read(&paths, &FileUnits(dir.join("engine")), "x").unwrap();
+    assert!(seen.open[0].torn);
+    // The torn record's step may have begun: its predecessor is the last known, so the plan's undo must cover it too.
+    resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+    files::remove(&paths.managed("/etc/.shared.conf.sparklane-new")).unwrap();
+    assert_eq!(snapshot(&dir), old);
+}
+
+#[test]
+fn status_shows_drift_and_does_not_guess() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    let units = FileUnits(dir.join("engine"));
+    assert!(status::read(&paths, &units, "x").unwrap().drift.is_empty());
+    std::fs::write(paths.managed("/etc/shared.conf"), "edited").unwrap();
+    let seen = status::read(&paths, &units, "x").unwrap();
+    assert_eq!(seen.drift, ["/etc/shared.conf"]);
+    assert_eq!(seen.current, Some(side('a')));
+    files::remove(&paths.profile).unwrap();
+    std::os::unix::fs::symlink("/usr", &paths.profile).unwrap();
+    let seen = status::read(&paths, &units, "x").unwrap();
+    assert!(seen.current.is_none() && seen.foreign_profile.is_some(), "{seen:?}");
+}

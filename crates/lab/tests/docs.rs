@@ -1,0 +1,39 @@
+//! Every line of the `lab` blocks in docs/operations.md, typed as a reader would, on a fresh lab.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
+
+use camino::Utf8Path;
+use sparklane_lab::{Lab, Paths, UpOptions};
+
+fn lines(text: &str) -> Vec<&str> {
+    let mut inside = false;
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        match line.trim() {
+            "```lab" => inside = true,
+            "```" => inside = false,
+            line if inside && !line.is_empty() => lines.push(line),
+            _ => {}
+        }
+    }
+    lines
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn every_example_of_the_operations_page_works_in_its_order() {
+    let workspace = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
+    let text = std::fs::read_to_string(workspace.join("docs/operations.md")).unwrap();
+    let examples = lines(&text);
+    assert!(examples.len() >= 11, "the page lost its examples: {examples:?}");
+    let paths = Paths::from_env();
+    Lab::down(&paths).unwrap();
+    let options =
+        UpOptions { prebuilt: Some(workspace.join("prebuilt")), flake: Some(workspace), state_size_mib: None };
+    let lab = Lab::up(paths, &options, &|text| eprintln!("{text}")).unwrap();
+    for example in examples {
+        let typed = ["bash", "-lc", &format!("cd /root/sparklane && {example}")];
+        let output = lab.exec("control", &typed).unwrap();
+        assert_eq!(output.code, Some(0), "{example}\n{}\n{}", output.stdout, output.stderr);
+    }
+}

@@ -1,0 +1,28 @@
+//! `cargo xtask bench`: figures that are stated, never checks.
+
+mod deploy;
+mod memory;
+mod peer;
+mod report;
+
+use std::process::ExitCode;
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Deploy, switch and roll back in the lab, beside stock deploy-rs 1.0.0 with the same closures.
+    Deploy(deploy::Args),
+}
+
+/// Measures and prints.
+pub fn run(args: &Args) -> miette::Result<ExitCode> {
+    match &args.what {
+        What::Deploy(args) => deploy::run(args),
+    }
+}
