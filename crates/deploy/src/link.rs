@@ -63,7 +63,7 @@ impl<'a> SshLink<'a> {
     /// Cuts short what a node waits for, over a connection of its own.
     fn interrupt(&self, node: &NodeName, why: &str) {
         let Some(handle) = self.nodes.iter().find(|h| h.member.node == *node) else { return };
-        let Ok(mut order) = serde_json::to_vec(&Order::Abort { why: why.to_owned() }) else { return };
+        let Ok(mut order) = serde_json::to_vec(&Order::abort(why)) else { return };
         order.push(b'\n');
         let (handle, txn) = (handle.clone(), self.txn.clone());
         // Its answer comes when the node is back, which takes all nodes: not waited for. When it does not arrive, the

@@ -4,7 +4,8 @@ use serde::de::DeserializeOwned;
 use sparklane_host::HostPaths;
 use sparklane_host::stage::{StageRequest, Staged};
 use sparklane_host::status::NodeStatus;
-use sparklane_lane::StorePath;
+use sparklane_lane::{StorePath, TxnId};
+use sparklane_txn::Order;
 use sparklane_txn::cluster::Member;
 
 use crate::error::DeployError;
@@ -64,6 +65,15 @@ impl NodeHandle {
     /// When it cannot be made.
     pub fn key(&self) -> Result<String, DeployError> {
         self.ask(&["node", "key"], b"")
+    }
+
+    /// Ends what a staging without an answer may have left: the connection or the process may have died after the
+    /// node began. One try; without it the node ends the transaction at its deadline.
+    pub fn give_up(&self, txn: &TxnId, why: &str) {
+        if let Ok(mut order) = serde_json::to_vec(&Order::abort(why)) {
+            order.push(b'\n');
+            let _told = self.remote.run(&[&self.tool, "txn", "talk", txn.as_str()], &order);
+        }
     }
 
     fn ask<T: DeserializeOwned>(&self, words: &[&str], input: &[u8]) -> Result<T, DeployError> {

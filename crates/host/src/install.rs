@@ -12,6 +12,9 @@ use crate::units::Units;
 /// Name of the boot unit.
 pub const RESOLVE_UNIT: &str = "sparklane-resolve.service";
 
+/// Seconds for a unit without a process to be down.
+const STOP_SECS: u64 = 10;
+
 /// The boot unit: ends an open transaction before the lane starts. Its failure keeps the lane down (in doubt).
 const RESOLVE: &str = "\
 [Unit]
@@ -90,6 +93,10 @@ pub fn install(paths: &HostPaths, closure: &Utf8Path, units: &dyn Units) -> Resu
 pub fn uninstall(paths: &HostPaths, units: &dyn Units) -> Result<(), HostError> {
     if !unit(paths).exists() {
         return Ok(());
+    }
+    // It did its work and counts as active since; in the boot unit itself it is still `activating`, and must go on.
+    if units.status(RESOLVE_UNIT)?.active == "active" {
+        units.stop(RESOLVE_UNIT, STOP_SECS)?;
     }
     files::remove(&wants(paths))?;
     files::remove(&unit(paths))?;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sparklane_lane::TxnId;
-use sparklane_txn::{Boot, Clock as _, Machine, Order, Reply, State};
+use sparklane_txn::{Boot, Clock as _, Machine, Order, Reply, Spec, State};
 
 use crate::clock::BootClock;
 use crate::crash::CrashPoint;
@@ -53,11 +53,12 @@ type RealMachine = Machine<RealNode, FileJournal, BootClock>;
 ///
 /// # Errors
 /// When the lock is not to be had, or socket or journal cannot be opened.
-pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostError> {
+pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<Option<State>, HostError> {
     files::make_dir(&paths.run)?;
-    let txn = txns::read(paths, id)?;
-    let Some(spec) = txn.spec().cloned() else {
-        return Err(HostError::Refused(format!("transaction {id} is not staged on this node")));
+    let Some(spec) = staged(paths, id)? else {
+        // Not an error: systemd would start us again, and there is nothing to do.
+        tracing::warn!("transaction {id} was never staged on this node");
+        return Ok(None);
     };
     let lock = lock::take(paths, &spec.owner, Some(id), LOCK_WAIT)?;
     let journal = FileJournal::open(&paths.txn(id), CrashPoint::of(paths))?;
@@ -79,7 +80,20 @@ pub fn run(paths: &HostPaths, id: &TxnId, parts: Parts) -> Result<State, HostErr
     }
     let ended = serve(&mut machine, &requests, &listener, lock);
     let _gone = std::fs::remove_file(paths.socket(id));
-    ended
+    ended.map(Some)
+}
+
+/// The request, once `stage` has written it. It starts us first: were it killed between the two, a transaction would
+/// be open with nobody to end it.
+fn staged(paths: &HostPaths, id: &TxnId) -> Result<Option<Spec>, HostError> {
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        let spec = txns::read(paths, id)?.spec().cloned();
+        if spec.is_some() || Instant::now() >= until {
+            return Ok(spec);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn interrupt(abort: &Arc<Mutex<Option<String>>>) -> Interrupt {
@@ -91,6 +105,9 @@ fn recover(paths: &HostPaths, machine: &mut RealMachine) -> Result<(), HostError
     deploy_rs::take_up(paths, machine).map_err(|fault| HostError::Refused(fault.to_string()))?;
     if machine.journal_mut().was_torn() {
         machine.distrust_end();
+    }
+    if machine.spec().release.is_some() && machine.wait_for_abort() {
+        return Ok(());
     }
     machine.recover(Boot::Same).map_err(|fault| HostError::Refused(fault.to_string()))
 }
@@ -184,7 +201,7 @@ fn converse(connection: &UnixStream, requests: &Sender<Request>, abort: &Mutex<O
     for line in BufReader::new(connection).lines() {
         let Ok(line) = line else { return };
         let Ok(order) = serde_json::from_str::<Order>(&line) else { return };
-        if let Order::Abort { why } = &order
+        if let Order::Abort { why, .. } = &order
             && let Ok(mut guard) = abort.lock()
         {
             *guard = Some(why.clone());

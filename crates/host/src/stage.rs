@@ -228,11 +228,12 @@ pub fn stage(
     if let Some(confirm) = &request.deploy_rs {
         deploy_rs::remember(paths, &spec.txn, confirm)?;
     }
-    begin(paths, spec)?;
     let argv =
         [format!("{}/bin/sparklane", closure::tool(&closure)?), "txn".into(), "run".into(), spec.txn.to_string()];
     let description = format!("sparklane transaction {} to {}", spec.txn, generation.lane);
     parts.units.spawn(&format!("sparklane-txn@{}.service", spec.txn), &description, &argv)?;
+    // The process waits for the record, then for the lock.
+    begin(paths, spec)?;
     drop(lock);
     staged.listening = wait_for_socket(paths, spec);
     if staged.listening { Ok(staged) } else { Err(not_listening(spec)) }

@@ -102,7 +102,7 @@ impl Outcome {
 
 /// Drives a staged transaction to its end.
 pub fn drive(link: &mut dyn Link, members: &[Member], goal: Goal) -> Outcome {
-    let mut driver = Driver { link, members };
+    let mut driver = Driver { link, members, begun: false };
     match driver.forward(goal) {
         Ok(()) if !goal.commits() => match driver.back("the test passed") {
             Outcome::RolledBack { nodes, .. } | Outcome::Refused { nodes, .. } => Outcome::Tested { nodes },
@@ -116,6 +116,8 @@ pub fn drive(link: &mut dyn Link, members: &[Member], goal: Goal) -> Outcome {
 struct Driver<'a> {
     link: &'a mut dyn Link,
     members: &'a [Member],
+    /// True once a node may have stopped its engine.
+    begun: bool,
 }
 
 impl Driver<'_> {
@@ -135,6 +137,7 @@ impl Driver<'_> {
     fn forward(&mut self, goal: Goal) -> Result<(), String> {
         let (all, heads, workers) = (self.all(), self.heads(), self.workers());
         self.each(&all, &Order::Prepare)?;
+        self.begun = true;
         // Head first: it stops sending work to a worker that is about to go.
         self.one_by_one(&heads, &Order::Run { part: Part::Stop })?;
         self.one_by_one(&workers, &Order::Run { part: Part::Stop })?;
@@ -193,7 +196,7 @@ impl Driver<'_> {
 
     /// Back on all nodes, head first: once the head has given up, a voted worker may too.
     fn back(&mut self, why: &str) -> Outcome {
-        let order = Order::Abort { why: why.to_owned() };
+        let order = Order::Abort { why: why.to_owned(), together: self.begun };
         let nodes = self.ends(&order);
         let is = |state: State| nodes.iter().all(|n| n.state == Some(state));
         let unchanged = nodes.iter().all(|n| n.detail.as_deref() == Some(UNCHANGED));

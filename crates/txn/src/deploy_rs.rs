@@ -200,7 +200,7 @@ impl Alone<'_> {
     }
 
     fn back(&mut self, why: &str) -> Result<Reply, Fault> {
-        let reply = (self.order)(&Order::Abort { why: why.to_owned() })?;
+        let reply = (self.order)(&Order::abort(why))?;
         self.canary.over(&self.txn);
         Ok(reply)
     }

@@ -101,9 +101,20 @@ pub enum Order {
     Abort {
         /// Why, for the record.
         why: String,
+        /// Some node may have stopped its engine, so every node must start its own anew: a rank that never stopped
+        /// serves the launch that is gone, and the old lane's ranks would wait for it for ever.
+        #[serde(default)]
+        together: bool,
     },
     /// Say where you are.
     Report,
+}
+
+impl Order {
+    /// Go back, each node by what it did itself.
+    pub fn abort(why: impl Into<String>) -> Self {
+        Self::Abort { why: why.into(), together: false }
+    }
 }
 
 /// A node's answer to an order.

@@ -126,7 +126,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
         match order {
             Order::Report => Ok(self.reply(true, None)),
-            Order::Abort { why } => self.abort(why),
+            Order::Abort { why, together } => self.abort(why, *together),
             Order::Commit => self.commit(),
             _ if self.failed.is_some()
                 || self.state().is_final()
@@ -153,9 +153,29 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
             State::Gated | State::InDoubt if self.spec.asks_head() => self.ask(Boot::Same),
             _ => {
                 let why = self.failed.clone().unwrap_or_else(|| "the deadline passed without a commit".into());
+                // The head stops first: one that did not has no worker that did. A worker cannot know.
+                if self.spec.asks_head() {
+                    self.catch_up()?;
+                }
                 self.roll_back(&why, Boot::Same)
             }
         }
+    }
+
+    /// Takes up a transaction whose process died in the same boot, when the coordinator may still be there: it stays as
+    /// it is, closed, and goes back with the other nodes, at the latest after a few seconds. A node that went back alone
+    /// would wait for ranks that nobody has told. False when [`Machine::recover`] is needed instead.
+    pub fn wait_for_abort(&mut self) -> bool {
+        let waits = match self.state() {
+            State::Prepared | State::Switching | State::Switched => true,
+            State::Gated => !self.spec.asks_head(),
+            _ => false,
+        };
+        if waits {
+            self.failed = Some("the transaction's process died before the commit".into());
+            self.deadline = Some(Deadline::after(&self.clock.now(), FAILED_SECS));
+        }
+        waits
     }
 
     /// Takes a dead transaction to its end: after kill -9, power loss, or in the boot unit.
@@ -318,7 +338,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         }
     }
 
-    fn abort(&mut self, why: &str) -> Result<Reply, Fault> {
+    fn abort(&mut self, why: &str, together: bool) -> Result<Reply, Fault> {
         match self.state() {
             State::Committed => Ok(self.reply(false, Some("already committed".into()))),
             State::RolledBack => Ok(self.reply(true, Some(self.why_over()))),
@@ -335,6 +355,9 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
                 Ok(self.reply(self.state() == State::RolledBack, None))
             }
             _ => {
+                if together {
+                    self.catch_up()?;
+                }
                 self.roll_back(why, Boot::Same)?;
                 Ok(self.reply(self.state() == State::RolledBack, Some(why.to_owned())))
             }
@@ -373,6 +396,22 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
                 self.node.stop_lane()
             }
         }
+    }
+
+    /// Stops an engine that the transaction was to stop and did not yet, so that its undo starts it anew.
+    fn catch_up(&mut self) -> Result<(), Fault> {
+        let Some(step @ Step::StopUnit { was_active: true, .. }) = self.plan.first().cloned() else { return Ok(()) };
+        if self.state() != State::Prepared || self.started > 0 {
+            return Ok(());
+        }
+        self.started = 1;
+        // What fails here is found when the undo is read back.
+        if self.append(Record::Switching { step: 0 }) == Err(Fault::Killed)
+            || self.node.apply(&step) == Err(Fault::Killed)
+        {
+            return Err(Fault::Killed);
+        }
+        Ok(())
     }
 
     /// Undoes every step that may have begun, last first, then proves it. A step whose undo fails does not keep the

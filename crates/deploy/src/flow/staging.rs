@@ -45,6 +45,11 @@ impl Flow<'_> {
         let staged: Vec<&NodeHandle> =
             rows().filter(|(_, a)| a.as_ref().is_ok_and(Staged::passed)).map(|r| r.0).collect();
         self.abort(&staged, requests, &why);
+        for (node, answer) in rows() {
+            if let (Err(DeployError::Refused(_)), Some(request)) = (answer, requests.first()) {
+                node.give_up(&request.spec.txn, &why);
+            }
+        }
         // The head's answer comes first: that it is busy is the cause of all else.
         for answer in answers {
             answer?;
@@ -76,7 +81,7 @@ impl Flow<'_> {
         let mut link = SshLink::new(&self.nodes, &first.spec.txn, self.observer, Duration::from_secs(PATIENCE_SECS));
         for node in staged {
             // When this is lost, the node ends the transaction at its deadline; nothing has changed on it.
-            let _told = link.order(&node.member.node, &Order::Abort { why: why.to_owned() });
+            let _told = link.order(&node.member.node, &Order::abort(why));
         }
     }
 

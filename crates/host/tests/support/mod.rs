@@ -176,7 +176,7 @@ pub fn try_transact(dir: &Utf8Path, spec: &Spec) -> Result<(State, Option<String
         let reply = machine.handle(&order).unwrap();
         if !reply.done {
             why = reply.detail.clone();
-            machine.handle(&Order::Abort { why: reply.detail.unwrap_or_default() }).unwrap();
+            machine.handle(&Order::abort(reply.detail.unwrap_or_default())).unwrap();
             break;
         }
     }

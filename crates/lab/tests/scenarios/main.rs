@@ -1,0 +1,18 @@
+//! The promises of a deployment, each as a named scenario on the lab's machines (issue 2, "What it must survive").
+//!
+//! `cargo test -p sparklane-lab --test scenarios -- --ignored --test-threads=1` runs them. They need root, ./prebuilt and
+//! the base root file system. A number in a name is the issue in which users of another tool met the failure.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "a test says what is wrong by failing")]
+
+mod support;
+
+mod crash;
+mod disk;
+mod failing;
+mod files;
+mod first;
+mod network;
+mod operators;
+mod preflight;
+mod switch;

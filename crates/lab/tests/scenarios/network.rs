@@ -1,0 +1,167 @@
+//! Cables, connections, machines that are off.
+
+use std::time::Duration;
+
+use crate::support::{NODES, Rig};
+
+fn engine_counts(rig: &Rig) -> [usize; 2] {
+    NODES.map(|n| rig.txns(n).len())
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn rails_cut_during_the_start_fail_the_lane_and_both_come_back() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "8"]);
+    rig.reaches("worker", seen[1], "switching", 30);
+    rig.lab.cut("rails").unwrap();
+    rig.reaches("head", seen[0], "switched", 30);
+    // Without rails the old lane cannot pass its gates either, so that the nodes may be stuck; never on the new lane.
+    std::thread::sleep(Duration::from_secs(2));
+    rig.lab.heal("rails").unwrap();
+    let said = client.wait();
+    assert!([3, 4].contains(&said.code), "{said:#?}");
+    rig.sh("head", "true");
+    if said.code == 4 {
+        assert!(said.text("next").contains("sparklane txn resolve"), "{said:#?}");
+        for node in NODES {
+            rig.sh(node, &format!("{} txn resolve", crate::support::TOOL));
+        }
+    }
+    assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn management_link_cut_for_5_s_during_the_switch_is_survived() {
+    let rig = Rig::on_a();
+    let seen = engine_counts(&rig);
+    let client = rig.client(&["deploy", "lab-hold"]);
+    rig.reaches("head", seen[0], "switching", 30);
+    rig.lab.cut("control:mgmt").unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    rig.lab.heal("control:mgmt").unwrap();
+    let said = client.wait();
+    // Committed, or given up for good: both are honest, half is not.
+    match said.code {
+        0 => rig.comes_to_one_release("lab-hold", 30),
+        3 => rig.comes_to_one_release("lab-a", 30),
+        _ => panic!("{said:#?}\n{}", rig.story()),
+    };
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn management_link_cut_for_good_ends_in_doubt_and_the_nodes_are_back_at_the_deadline() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "10", "--confirm-timeout", "2"]);
+    rig.reaches("head", seen[0], "switched", 30);
+    rig.lab.cut("control:mgmt").unwrap();
+    rig.until("both nodes are back", 60, || NODES.iter().all(|n| rig.state(n).as_deref() == Some("rolled-back")));
+    let said = client.wait();
+    said.is(4, "in-doubt");
+    assert!(said.text("next").contains("sparklane status"), "{said:#?}");
+    let status = rig.status();
+    assert_eq!((status.code, status.text("state")), (4, "unreachable"), "{status:#?}");
+    rig.lab.heal("control:mgmt").unwrap();
+    assert_eq!(rig.comes_to_one_release("lab-a", 30), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn worker_that_is_off_before_is_refused_and_nothing_is_touched_deploy_rs_306() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    rig.sh("worker", "systemctl stop ssh.socket ssh.service");
+    let said = rig.deploy("lab-b");
+    said.is(1, "refused").because(&["worker"]);
+    assert!(said.took < Duration::from_secs(15), "{:?}", said.took);
+    assert_eq!(engine_counts(&rig), seen, "a transaction was begun");
+    rig.sh("worker", "systemctl start ssh.service");
+    assert_eq!(rig.one_release("lab-a"), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn worker_that_goes_off_after_its_switch_brings_both_back() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "15", "--confirm-timeout", "2"]);
+    rig.reaches("worker", seen[1], "switched", 30);
+    rig.lab.kill("worker").unwrap();
+    let said = client.wait();
+    assert_eq!(said.code, 4, "the worker is off, nobody can say: {said:#?}");
+    rig.lab.start("worker").unwrap();
+    // Without its worker the head could not prove the old lane; it does now, told once.
+    for node in NODES {
+        rig.try_sh(node, &format!("{} txn resolve", crate::support::TOOL));
+    }
+    assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
+}
+
+/// A TCP proxy on the control machine: 150 ms each way, and the first connection that carries data for 3 s is cut.
+const PROXY: &str = r#"
+import socket, threading, time
+cut = threading.Event()
+def pump(a, b, first, begin):
+    try:
+        while True:
+            data = a.recv(65536)
+            if not data: break
+            time.sleep(0.15)
+            if first and time.time() - begin > 3 and not cut.is_set():
+                cut.set(); break
+            b.sendall(data)
+    except OSError: pass
+    for s in (a, b):
+        try: s.shutdown(socket.SHUT_RDWR)
+        except OSError: pass
+        s.close()
+server = socket.socket(); server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", 2222)); server.listen(50)
+while True:
+    a, _ = server.accept()
+    b = socket.create_connection(("10.77.0.10", 22))
+    begin = time.time()
+    for x, y in ((a, b), (b, a)):
+        threading.Thread(target=pump, args=(x, y, True, begin), daemon=True).start()
+"#;
+
+#[test]
+#[ignore = "needs the lab"]
+fn slow_connection_that_breaks_once_is_told_honestly() {
+    let rig = Rig::on_a();
+    std::fs::write(rig.lab.root("control").join("root/proxy.py"), PROXY).unwrap();
+    // Only the head is reached through it: a block of its own in the operator's ssh configuration.
+    let config = "Host 127.0.0.1\\n  Port 2222\\n  HostKeyAlias 10.77.0.10\\n";
+    rig.sh(
+        "control",
+        &format!(
+            "printf '{config}' > /root/proxy-config; cat /root/.ssh/config >> /root/proxy-config 2>/dev/null; true"
+        ),
+    );
+    let mut proxy =
+        rig.lab.spawn("control", &["sh", "-c", "echo $$ > /run/proxy; exec python3 /root/proxy.py"]).unwrap();
+    rig.until("the proxy listens", 10, || rig.try_sh("control", "ss -tln | grep -q 2222"));
+    let said = rig.app(&[
+        "deploy",
+        "lab-hold",
+        "--hostname",
+        "head=127.0.0.1",
+        "--ssh-opts=-F",
+        "--ssh-opts=/root/proxy-config",
+    ]);
+    rig.sh("control", "kill $(cat /run/proxy)");
+    let _ = proxy.wait();
+    match said.code {
+        0 => rig.comes_to_one_release("lab-hold", 30),
+        3 => rig.comes_to_one_release("lab-a", 30),
+        _ => panic!("{said:#?}\n{}", rig.story()),
+    };
+}
