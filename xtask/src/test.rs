@@ -78,9 +78,10 @@ fn stock_deploy_rs(sh: &Shell) -> miette::Result<()> {
 }
 
 /// A program from the Rust registry, built once into the cache.
-fn installed(sh: &Shell, package: &str, version: &str) -> miette::Result<Utf8PathBuf> {
+pub fn installed(sh: &Shell, package: &str, version: &str) -> miette::Result<Utf8PathBuf> {
     let root = cache(&format!("{package}-{version}"));
-    if !root.join(".crates.toml").exists() {
+    // Cargo's own lists are there from the build's first minute on.
+    if !root.join("bin").read_dir().is_ok_and(|mut programs| programs.next().is_some()) {
         eprintln!("xtask: building {package} {version} (once; some minutes)");
         cmd!(sh, "cargo install --quiet --locked --version {version} --root {root} {package}")
             .run()

@@ -106,7 +106,7 @@ fn spec(paths: &HostPaths, generation: &Generation, to: Side, goal: Goal, window
         from: profile::current(paths)?,
         to,
         release: None,
-        owner: format!("deploy-rs by {}", sparklane_deploy::flow::who()),
+        owner: format!("deploy-rs by {}", sparklane_deploy::flow::requests::who()),
         activation_secs: generation.activation_secs(),
         confirm_secs: window + GRACE_SECS,
         restart_engine: true,
@@ -116,7 +116,7 @@ fn spec(paths: &HostPaths, generation: &Generation, to: Side, goal: Goal, window
 }
 
 fn new_id() -> Result<TxnId, HostError> {
-    sparklane_deploy::flow::new_txn_id().map_err(|e| HostError::Refused(e.to_string()))
+    sparklane_deploy::flow::requests::new_txn_id().map_err(|e| HostError::Refused(e.to_string()))
 }
 
 /// Follows the journal to the transaction's end. Nothing depends on it.

@@ -62,8 +62,17 @@ pub fn remove(node: &str) -> Result<()> {
     Ok(())
 }
 
+/// Ends what still runs in a group: an init whose nspawn was killed lives on, and only its group still names it.
+fn kill_members(dir: &Utf8Path) {
+    let members = std::fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|l| l.parse().ok()).filter_map(rustix::process::Pid::from_raw) {
+        let _ended = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    }
+}
+
 /// A group's files go with its folder: only folders are removed, the deepest first.
 fn remove_groups(dir: &Utf8Path) -> Result<()> {
+    kill_members(dir);
     for entry in dir.read_dir_utf8().trying(|| format!("list {dir}"))?.flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
             remove_groups(entry.path())?;

@@ -152,7 +152,6 @@ impl Lab {
         }
         if let Some(from) = &options.prebuilt {
             provision::prebuilt(from, &control)?;
-            self.lock_prebuilt()?;
             let loads: Vec<_> = nodes().into_iter().filter(|n| n.serves).collect();
             return std::thread::scope(|scope| {
                 let threads: Vec<_> =
@@ -164,13 +163,6 @@ impl Lab {
             });
         }
         Ok(())
-    }
-
-    /// Makes the machine's flake take its input from the folder it has, so that `nix run .#deploy` needs no override.
-    fn lock_prebuilt(&self) -> Result<()> {
-        let lock =
-            ["nix", "flake", "lock", "path:/root/sparklane", "--override-input", "prebuilt", "path:/root/prebuilt"];
-        self.check("control", &[&["env", "HOME=/root"], &lock[..]].concat()).map(drop)
     }
 
     fn state(&self) -> Result<State> {

@@ -32,6 +32,8 @@ fn every_example_of_the_operations_page_works_in_its_order() {
         UpOptions { prebuilt: Some(workspace.join("prebuilt")), flake: Some(workspace), state_size_mib: None };
     let lab = Lab::up(paths, &options, &|text| eprintln!("{text}")).unwrap();
     for example in examples {
+        // As the page says: on the lab's control machine the program comes from /root/prebuilt, not from nixpkgs.
+        let example = example.replacen("nix run", "nix run --override-input prebuilt path:/root/prebuilt", 1);
         let typed = ["bash", "-lc", &format!("cd /root/sparklane && {example}")];
         let output = lab.exec("control", &typed).unwrap();
         assert_eq!(output.code, Some(0), "{example}\n{}\n{}", output.stdout, output.stderr);

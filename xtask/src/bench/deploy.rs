@@ -47,17 +47,12 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     }
     let peer = Peer::ensure(&sh)?;
     let lab = fresh_lab()?;
-    let copied = lacking(&lab)?;
-    let our_load = report::load();
-    let ours = rounds(args.rounds, "sparklane", |times| our_round(&lab, times))?;
-    let memory = memory::watch(&lab, || our_round(&lab, &mut Times::default()))?;
-    let lab = fresh_lab()?;
     peer.install(&lab)?;
-    // Takes the profile over from sparklane; like our first round, its first one copies the second lane.
-    timed(&lab, &peer::argv(LANES[0]))?;
-    let peer_load = report::load();
-    let peer = rounds(args.rounds, "deploy-rs", |times| peer_round(&lab, times))?;
-    let figures = Figures { ours, peer, binaries: binaries(), copied, memory, load: [our_load, peer_load] };
+    let copied = lacking(&lab)?;
+    let load = report::load();
+    let (ours, peer) = rounds(&lab, args.rounds)?;
+    let memory = memory::watch(&lab, || our_round(&lab, &mut Times::default()))?;
+    let figures = Figures { ours, peer, binaries: binaries(), copied, memory, load: [load, report::load()] };
     if args.json {
         println!("{}", serde_json::to_string_pretty(&figures.json()).into_diagnostic()?);
     } else {
@@ -74,15 +69,23 @@ fn fresh_lab() -> miette::Result<Lab> {
     Ok(lab)
 }
 
-fn rounds(count: u32, who: &str, mut one: impl FnMut(&mut Times) -> miette::Result<()>) -> miette::Result<Times> {
-    let mut times = Times::default();
+/// Both sides in turn, so that what else the machine does falls on both. Between them the other side takes the nodes over
+/// on the first lane, which is not timed.
+fn rounds(lab: &Lab, count: u32) -> miette::Result<(Times, Times)> {
+    let (mut ours, mut peer) = (Times::default(), Times::default());
     for round in 1..=count {
-        one(&mut times)?;
-        let last = |v: &[f64]| v.last().copied().unwrap_or(f64::NAN);
-        let (noop, switch, back) = (last(&times.noop), last(&times.switch), last(&times.rollback));
-        eprintln!("xtask: {who} {round}/{count}: no-op {noop:.2} s, switch {switch:.2} s, rollback {back:.2} s");
+        our_round(lab, &mut ours)?;
+        timed(lab, &peer::argv(LANES[0]))?;
+        peer_round(lab, &mut peer)?;
+        timed(lab, &app("deploy", &[LANES[0]]))?;
+        let last = |t: &Times| {
+            let last = |v: &[f64]| v.last().copied().unwrap_or(f64::NAN);
+            format!("{:.2} {:.2} {:.2}", last(&t.noop), last(&t.switch), last(&t.rollback))
+        };
+        let (ours, peer) = (last(&ours), last(&peer));
+        eprintln!("xtask: round {round}/{count}: no-op, switch, rollback: sparklane {ours} s, deploy-rs {peer} s");
     }
-    Ok(times)
+    Ok((ours, peer))
 }
 
 fn our_round(lab: &Lab, times: &mut Times) -> miette::Result<()> {

@@ -3,10 +3,10 @@
 use camino::Utf8PathBuf;
 use miette::{Context, IntoDiagnostic, bail};
 use sparklane_lab::Lab;
-use xshell::{Shell, cmd};
+use xshell::Shell;
 
 use super::deploy::NODES;
-use crate::cache;
+use crate::test;
 
 const VERSION: &str = "1.0.0";
 /// Where its flake lies on control.
@@ -20,15 +20,7 @@ pub struct Peer {
 impl Peer {
     /// Installs deploy-rs from the Rust registry unless it is there.
     pub fn ensure(sh: &Shell) -> miette::Result<Self> {
-        let root = cache("deploy-rs");
-        let peer = Self { bin: root.join("bin") };
-        if !peer.bin.join("deploy").exists() || !peer.bin.join("activate").exists() {
-            eprintln!("xtask: building deploy-rs {VERSION} (once; some minutes)");
-            cmd!(sh, "cargo install --quiet --locked --version {VERSION} --root {root} deploy-rs")
-                .run()
-                .into_diagnostic()?;
-        }
-        Ok(peer)
+        Ok(Self { bin: test::installed(sh, "deploy-rs", VERSION)?.join("bin") })
     }
 
     /// Puts the client and its flake on control, and locks the flake's inputs as a user would have done.

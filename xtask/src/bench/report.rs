@@ -26,7 +26,7 @@ pub struct Figures {
     pub copied: Vec<(&'static str, u64)>,
     /// Subcommand of the tool on a node, and its peak memory in bytes.
     pub memory: Vec<(String, u64)>,
-    /// What else the machine did: `/proc/loadavg` before our rounds and before the peer's.
+    /// What else the machine did: `/proc/loadavg` before and after the rounds.
     pub load: [String; 2],
 }
 
@@ -104,8 +104,12 @@ impl Figures {
             .iter()
             .map(|r| line(&r.what, [&r.ours, &r.peer, &r.ratio, &r.aim], if r.met { "met" } else { "MISSED" }));
         let head = line("", ["sparklane", "deploy-rs", "ratio", "at most"], "");
-        let [ours, peer] = &self.load;
-        let foot = format!("medians of {} rounds; {} cores, load {ours} and {peer}\n", self.ours.noop.len(), cores());
+        let [before, after] = &self.load;
+        let foot = format!(
+            "medians of {} rounds; {} cores, load {before} before, {after} after\n",
+            self.ours.noop.len(),
+            cores()
+        );
         std::iter::once(head).chain(body).chain([foot]).collect()
     }
 
