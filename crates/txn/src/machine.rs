@@ -185,10 +185,23 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
     pub fn recover(&mut self, boot: Boot) -> Result<(), Fault> {
         match self.last.clone() {
             Record::Committed { .. } | Record::RolledBack { .. } => self.settle(),
-            Record::Stuck { why, .. } => self.roll_back(&why, boot),
+            Record::Stuck { why, .. } => self.unstick(why, boot),
             Record::RollingBack { why, .. } => self.roll_back(&why, boot),
             Record::Gated { .. } | Record::InDoubt { .. } if self.spec.asks_head() => self.ask(boot),
             _ => self.roll_back("the transaction was interrupted before its commit", boot),
+        }
+    }
+
+    /// What kept the node stuck may be gone: a proof is tried before everything is undone, and the engine started, again.
+    fn unstick(&mut self, why: String, boot: Boot) -> Result<(), Fault> {
+        let plan = self.plan.clone();
+        if boot == Boot::Early || self.node.read_back(&self.spec, &plan, boot).is_err() {
+            return self.roll_back(&why, boot);
+        }
+        let changed = self.started > 0;
+        match self.append(Record::RolledBack { why, changed }) {
+            Ok(()) => self.settle(),
+            Err(fault) => Err(fault),
         }
     }
 
