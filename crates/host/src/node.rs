@@ -166,10 +166,17 @@ impl RealNode {
         }
     }
 
-    fn undo_step(&self, step: &Step) -> Result<(), HostError> {
+    fn undo_step(&self, step: &Step, boot: Boot) -> Result<(), HostError> {
         self.say(format!("undo: {}", step.describe()));
         match step {
-            Step::StopUnit { unit, was_active: true } => self.units.start(unit),
+            Step::StopUnit { unit, was_active: true } => {
+                // Killed before the stop it may run still, as a rank of a launch that the other nodes have left. In the
+                // boot unit nothing runs yet.
+                if boot == Boot::Same {
+                    self.units.stop(unit, self.stop_secs())?;
+                }
+                self.units.start(unit)
+            }
             Step::StopUnit { .. } => Ok(()),
             Step::StartUnit { unit } => self.units.stop(unit, self.stop_secs()),
             Step::Place { path, before, .. } | Step::Remove { path, before } => {
@@ -267,9 +274,9 @@ impl Node for RealNode {
         self.do_step(step).map_err(|error| Fault::failed(format!("{}: {error}", step.describe())))
     }
 
-    fn undo(&mut self, step: &Step, _boot: Boot) -> Result<(), Fault> {
+    fn undo(&mut self, step: &Step, boot: Boot) -> Result<(), Fault> {
         // In the boot unit a start is queued behind it like everywhere else: starts never wait here.
-        Ok(self.undo_step(step)?)
+        Ok(self.undo_step(step, boot)?)
     }
 
     fn read_back(&mut self, spec: &Spec, steps: &[Step], boot: Boot) -> Result<(), Vec<String>> {

@@ -80,7 +80,7 @@ fn remove_groups(dir: &Utf8Path) -> Result<()> {
     }
     let mut last = Ok(());
     // A process that has just ended may still be counted.
-    for _ in 0..250 {
+    for _ in 0..50 {
         last = std::fs::remove_dir(dir);
         if last.is_ok() {
             break;

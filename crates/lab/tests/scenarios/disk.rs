@@ -1,1 +1,90 @@
-//! To come.
+//! Full and read-only disks, and journals that were torn.
+
+use std::io::Write as _;
+
+use crate::support::{NODES, Rig, TOOL};
+
+#[test]
+#[ignore = "needs the lab"]
+fn full_disk_is_refused_before_any_change_deploy_rs_154() {
+    let rig = Rig::fresh_small(96);
+    let before = rig.one_release("lab-a");
+    rig.sh("worker", "dd if=/dev/zero of=/var/lib/sparklane/big bs=1M count=200 status=none; test -s /var/lib/sparklane/big");
+    let seen = rig.txns("worker").len();
+    rig.deploy("lab-b").is(1, "refused").because(&["worker", "disk space", "make room"]);
+    assert_eq!(rig.txns("worker").len(), seen);
+    rig.sh("worker", "rm /var/lib/sparklane/big");
+    assert_eq!(rig.one_release("lab-a"), before);
+
+    // It fills up in the middle, to the last byte: the room kept for the journal carries the way back.
+    let client = rig.client(&["deploy", "lab-crash"]);
+    rig.reaches("worker", seen, "switching", 30);
+    rig.sh("worker", "dd if=/dev/zero of=/var/lib/sparklane/big bs=4k status=none; true");
+    client.wait().is(3, "rolled-back");
+    rig.sh("worker", "rm /var/lib/sparklane/big");
+    rig.sh("worker", &format!("{TOOL} txn resolve"));
+    assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
+    rig.deploy("lab-b").is(0, "committed");
+    rig.one_release("lab-b");
+
+    // A disk that turns read-only, before and in the window.
+    rig.sh("head", "mount -o remount,ro /var/lib/sparklane");
+    let said = rig.deploy("lab-a");
+    assert_eq!(said.code, 1, "{said:#?}");
+    said.because(&["head", "read-only"]);
+    rig.sh("head", "mount -o remount,rw /var/lib/sparklane");
+    let before = rig.one_release("lab-b");
+    let seen = rig.txns("worker").len();
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "60"]);
+    rig.reaches("worker", seen, "switched", 30);
+    rig.sh("worker", "mount -o remount,ro /var/lib/sparklane");
+    let said = client.wait();
+    assert!([3, 4].contains(&said.code), "{said:#?}\n{}", rig.story());
+    rig.sh("worker", "mount -o remount,rw /var/lib/sparklane");
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    for node in NODES {
+        rig.sh(node, &format!("{TOOL} txn resolve"));
+    }
+    assert_eq!(rig.comes_to_one_release("lab-b", 60), before);
+    drop(rig);
+    // The next scenario gets a lab with room.
+    drop(Rig::fresh());
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn torn_journal_and_leftover_temporary_files_are_told_and_hinder_nobody_system_manager_452() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    // A crash in the window, on a node whose last record was half written; the process is not started again.
+    let seen = rig.txns("worker").len();
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "60"]);
+    rig.reaches("worker", seen, "switched", 30);
+    rig.kill_client_and_ssh(&client);
+    client.wait();
+    for node in NODES {
+        let unit = format!("sparklane-txn@{}.service", rig.txns(node).pop().unwrap());
+        // Two signals: the unit is down before systemd can start it anew.
+        rig.sh(node, &format!("systemctl kill -s KILL {unit}; systemctl stop {unit}; true"));
+        assert_eq!(rig.state(node).as_deref(), Some("switched"), "{node}");
+    }
+    let file = rig.journal_file("worker", &rig.txns("worker").pop().unwrap());
+    let text = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &text[..text.len() - 9]).unwrap();
+    for (node, path) in [("worker", "/etc/systemd/system/.sparklane-engine.service.sparklane-new"), ("head", "/var/lib/sparklane/txn/.x.sparklane-new")] {
+        rig.sh(node, &format!("echo half > {path}"));
+    }
+    let status = rig.status();
+    assert_eq!((status.code, status.text("state")), (1, "transaction open"), "{status:#?}");
+    assert_eq!(status.json["nodes"][1]["status"]["open"][0]["torn"], true, "{status:#?}");
+    assert!(rig.plain(&["status"]).stdout.contains("torn"), "people are not told");
+    // The next deployment ends what was left, then does its work.
+    rig.deploy("lab-b").is(0, "committed");
+    assert_eq!(rig.one_release("lab-b"), before + 1);
+    // Noise at the end of an ended journal changes nothing.
+    let file = rig.journal_file("head", &rig.txns("head").pop().unwrap());
+    std::fs::OpenOptions::new().append(true).open(file).unwrap().write_all(b"0123456789abcdef {\"state\":").unwrap();
+    assert_eq!(rig.one_release("lab-b"), before + 1);
+    rig.deploy("lab-a").is(0, "committed");
+    rig.sh("worker", "rm -f /etc/systemd/system/.sparklane-engine.service.sparklane-new");
+}
