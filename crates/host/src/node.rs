@@ -7,9 +7,10 @@ use camino::Utf8PathBuf;
 use sparklane_lane::Generation;
 use sparklane_lane::generation::GateScope;
 use sparklane_txn::plan::{Before, Direction, ENGINE_UNIT, Found, Inventory, Refresh, plan};
-use sparklane_txn::spec::{Answer, Fault, Side, Spec};
-use sparklane_txn::{Boot, Node, Record, Step};
+use sparklane_txn::spec::{Answer, Deadline, Fault, Side, Spec};
+use sparklane_txn::{Boot, Clock as _, Node, Record, Step};
 
+use crate::clock::BootClock;
 use crate::closure;
 use crate::error::HostError;
 use crate::paths::HostPaths;
@@ -308,10 +309,13 @@ impl Node for RealNode {
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
-    fn gates(&mut self, _spec: &Spec, scope: GateScope) -> Result<(), Fault> {
+    fn gates(&mut self, _spec: &Spec, scope: GateScope, deadline: Option<&Deadline>) -> Result<(), Fault> {
         let new = self.new_generation()?;
         let progress = self.progress.clone();
-        self.gates.wait(&new, scope, &self.interrupted, &move |text| {
+        let clock = BootClock::new();
+        let late = || deadline.is_some_and(|d| d.passed(&clock.now())).then(|| "the deadline passed".to_owned());
+        let interrupted = || (self.interrupted)().or_else(late);
+        self.gates.wait(&new, scope, &interrupted, &move |text| {
             let _heard = progress.send(text);
         })
     }

@@ -35,7 +35,7 @@ pub fn talk(paths: &HostPaths, id: &TxnId, orders: impl BufRead, mut lines: impl
 pub fn one(paths: &HostPaths, id: &TxnId, order: &Order, lines: &mut impl Write) -> Result<Reply, HostError> {
     let until = Instant::now() + PATIENCE;
     loop {
-        match ask(paths, id, order, lines) {
+        match ask(paths, id, order, lines)? {
             Some(reply) => return Ok(reply),
             None => {
                 if let Some(reply) = from_journal(paths, id, order)? {
@@ -53,20 +53,23 @@ pub fn one(paths: &HostPaths, id: &TxnId, order: &Order, lines: &mut impl Write)
     }
 }
 
-/// One try over the socket; `None` when there is no process, or it died on the way.
-fn ask(paths: &HostPaths, id: &TxnId, order: &Order, lines: &mut impl Write) -> Option<Reply> {
-    let mut stream = UnixStream::connect(paths.socket(id)).ok()?;
-    let mut bytes = serde_json::to_vec(order).ok()?;
+/// One try over the socket; `None` when there is no process, or it died on the way. A client that is gone is an error:
+/// nobody asks again for it.
+fn ask(paths: &HostPaths, id: &TxnId, order: &Order, lines: &mut impl Write) -> Result<Option<Reply>, HostError> {
+    let Ok(mut stream) = UnixStream::connect(paths.socket(id)) else { return Ok(None) };
+    let mut bytes = serde_json::to_vec(order).map_err(|e| HostError::Refused(e.to_string()))?;
     bytes.push(b'\n');
-    stream.write_all(&bytes).ok()?;
-    for line in BufReader::new(stream).lines() {
-        let line: Line = serde_json::from_str(&line.ok()?).ok()?;
-        put(lines, &line).ok()?;
+    if stream.write_all(&bytes).is_err() {
+        return Ok(None);
+    }
+    for line in BufReader::new(stream).lines().map_while(Result::ok) {
+        let Ok(line) = serde_json::from_str::<Line>(&line) else { return Ok(None) };
+        put(lines, &line)?;
         if let Line::Reply(reply) = line {
-            return Some(reply);
+            return Ok(Some(reply));
         }
     }
-    None
+    Ok(None)
 }
 
 fn put(lines: &mut impl Write, line: &Line) -> Result<(), HostError> {

@@ -5,7 +5,7 @@ use sparklane_lane::generation::GateScope;
 
 use crate::plan::{Part, Step};
 use crate::record::{Record, State};
-use crate::spec::{Answer, Fault, Instant, Spec};
+use crate::spec::{Answer, Deadline, Fault, Instant, Spec};
 
 /// Where a recovery runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,11 +38,11 @@ pub trait Node {
     /// # Errors
     /// Everything that does not match.
     fn read_back(&mut self, spec: &Spec, plan: &[Step], boot: Boot) -> Result<(), Vec<String>>;
-    /// Waits for the new generation's gates of a scope.
+    /// Waits for the new generation's gates of a scope, at most until the deadline.
     ///
     /// # Errors
-    /// The gate that failed and why; [`Fault::Interrupted`] when an abort came in between.
-    fn gates(&mut self, spec: &Spec, scope: GateScope) -> Result<(), Fault>;
+    /// The gate that failed and why; [`Fault::Interrupted`] when an abort came in between or the deadline passed.
+    fn gates(&mut self, spec: &Spec, scope: GateScope, deadline: Option<&Deadline>) -> Result<(), Fault>;
     /// Stops the lane because nobody knows whether it may serve.
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use crate::effects::{Boot, Clock, Journal, Node, Order, Reply};
 use crate::machine::Machine;
 use crate::plan::{ENGINE_UNIT, Step};
 use crate::record::{Record, State};
-use crate::spec::{Answer, Fault, Instant, Side, Spec};
+use crate::spec::{Answer, Deadline, Fault, Instant, Side, Spec};
 
 /// Where around a record a process is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -172,7 +172,7 @@ impl Node for Fake {
         if world.profile == spec.from { Ok(()) } else { Err(vec!["profile".into()]) }
     }
 
-    fn gates(&mut self, _spec: &Spec, scope: GateScope) -> Result<(), Fault> {
+    fn gates(&mut self, _spec: &Spec, scope: GateScope, _deadline: Option<&Deadline>) -> Result<(), Fault> {
         self.effect(|w| {
             if w.gates_fail && scope == GateScope::Cluster || !w.engine {
                 return Err(Fault::failed("gate tokens: answered 200 without a token"));

@@ -293,10 +293,15 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         if self.state() != State::Switched {
             return Ok(self.reply(false, Some(format!("not switched (state {})", self.state()))));
         }
-        match self.node.gates(&self.spec, scope) {
+        match self.node.gates(&self.spec, scope, self.deadline.as_ref()) {
             Ok(()) => {
                 self.passed.push(scope);
                 Ok(self.reply(true, None))
+            }
+            // Nobody is to be waited for any more: all nodes go back at the same time.
+            Err(fault) if fault != Fault::Killed && self.is_late() => {
+                self.tick()?;
+                Ok(self.reply(false, Some(self.why_over())))
             }
             Err(fault) => self.fail(fault),
         }

@@ -209,6 +209,7 @@ const APART: &str = "nft add table inet apart && nft 'add chain inet apart out {
 fn voted_and_apart(rig: &Rig) -> u64 {
     let before = rig.one_release("lab-a");
     let seen = rig.txns("head").len();
+    rig.slow_restart("head");
     rig.crash_at("head", "committed 0 after-fsync");
     let client = rig.client(&["deploy", "lab-b", "--confirm-timeout", "4"]);
     rig.reaches("head", seen, "committed", 60);

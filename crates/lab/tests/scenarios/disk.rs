@@ -9,7 +9,10 @@ use crate::support::{NODES, Rig, TOOL};
 fn full_disk_is_refused_before_any_change_deploy_rs_154() {
     let rig = Rig::fresh_small(96);
     let before = rig.one_release("lab-a");
-    rig.sh("worker", "dd if=/dev/zero of=/var/lib/sparklane/big bs=1M count=200 status=none; test -s /var/lib/sparklane/big");
+    rig.sh(
+        "worker",
+        "dd if=/dev/zero of=/var/lib/sparklane/big bs=1M count=200 status=none; test -s /var/lib/sparklane/big",
+    );
     let seen = rig.txns("worker").len();
     rig.deploy("lab-b").is(1, "refused").because(&["worker", "disk space", "make room"]);
     assert_eq!(rig.txns("worker").len(), seen);
@@ -71,7 +74,10 @@ fn torn_journal_and_leftover_temporary_files_are_told_and_hinder_nobody_system_m
     let file = rig.journal_file("worker", &rig.txns("worker").pop().unwrap());
     let text = std::fs::read(&file).unwrap();
     std::fs::write(&file, &text[..text.len() - 9]).unwrap();
-    for (node, path) in [("worker", "/etc/systemd/system/.sparklane-engine.service.sparklane-new"), ("head", "/var/lib/sparklane/txn/.x.sparklane-new")] {
+    for (node, path) in [
+        ("worker", "/etc/systemd/system/.sparklane-engine.service.sparklane-new"),
+        ("head", "/var/lib/sparklane/txn/.x.sparklane-new"),
+    ] {
         rig.sh(node, &format!("echo half > {path}"));
     }
     let status = rig.status();

@@ -11,7 +11,12 @@ const TMPFILES: &str = "/etc/tmpfiles.d/60-sparklane.conf";
 #[ignore = "needs the lab"]
 fn files_in_the_way_are_all_listed_and_nothing_is_changed_system_manager_267() {
     let rig = Rig::fresh();
-    rig.sh("head", &format!("echo theirs > {UNIT}; mkdir -p {TMPFILES}/x; mkdir -p $(dirname {DROP_IN}); ln -s /nowhere {DROP_IN}"));
+    rig.sh(
+        "head",
+        &format!(
+            "echo theirs > {UNIT}; mkdir -p {TMPFILES}/x; mkdir -p $(dirname {DROP_IN}); ln -s /nowhere {DROP_IN}"
+        ),
+    );
     rig.sh("worker", &format!("ln -s /etc/hostname {UNIT}; echo theirs > {TMPFILES}"));
     let immutable = rig.try_sh("worker", &format!("chattr +i {TMPFILES}"));
     let look = "find /etc/systemd /etc/tmpfiles.d -newer /etc/machine-id -ls; cat /etc/systemd/system/sparklane-engine.service";
@@ -41,7 +46,10 @@ fn files_in_the_way_are_all_listed_and_nothing_is_changed_system_manager_267() {
 fn file_taken_over_comes_back_when_a_rollback_leaves_it() {
     let rig = Rig::on_a();
     let before = rig.one_release("lab-a");
-    rig.sh("head", &format!("printf 'net.core.somaxconn = 4096' > {SYSCTL}; chmod 640 {SYSCTL}; chown operator {SYSCTL}"));
+    rig.sh(
+        "head",
+        &format!("printf 'net.core.somaxconn = 4096' > {SYSCTL}; chmod 640 {SYSCTL}; chown operator {SYSCTL}"),
+    );
     let stat = format!("stat -c '%a %U %s' {SYSCTL}; sha256sum {SYSCTL}");
     let was = rig.sh("head", &stat);
     // The cluster manages one more file from now on.

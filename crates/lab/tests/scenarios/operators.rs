@@ -31,10 +31,11 @@ fn second_operator_is_told_who_holds_the_nodes_and_since_when_nixinate_25() {
 fn confirmation_after_the_deadline_is_refused_deploy_rs_214() {
     let rig = Rig::on_a();
     let before = rig.one_release("lab-a");
-    // The head's process dies once it has voted, so the client has to wait for it; there it is stopped.
+    // The worker's process dies once it has voted, so the client has to wait for it; there it is stopped.
     let seen = rig.txns("worker").len();
+    rig.slow_restart("worker");
     rig.crash_at("worker", "gated 0 after-fsync");
-    let client = rig.client(&["deploy", "lab-b", "--confirm-timeout", "2"]);
+    let client = rig.client(&["deploy", "lab-b", "--activation-timeout", "10", "--confirm-timeout", "2"]);
     rig.reaches("worker", seen, "gated", 60);
     rig.signal(&client, "STOP");
     rig.until("the head is back", 60, || {

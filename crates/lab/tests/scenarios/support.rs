@@ -11,6 +11,7 @@ use sparklane_lab::{Lab, Paths, UpOptions};
 pub const TOOL: &str = "/nix/var/nix/gcroots/sparklane/tool/bin/sparklane";
 pub const PROFILE: &str = "/nix/var/nix/profiles/sparklane";
 pub const NODES: [&str; 2] = ["head", "worker"];
+const SLOW: &str = "/etc/systemd/system/sparklane-txn@.service.d";
 const FEATURES: [&str; 3] = ["nix", "--extra-experimental-features", "nix-command flakes"];
 
 /// Lanes that only these scenarios need; written beside the lab's own on the control machine.
@@ -159,7 +160,10 @@ impl Rig {
             self.lab.heal(link).unwrap();
         }
         for node in NODES {
-            self.sh(node, "nft flush ruleset; rm -f /run/sparklane/crash-at; systemctl reset-failed; true");
+            let script = format!(
+                "nft flush ruleset; rm -rf /run/sparklane/crash-at {SLOW}; systemctl daemon-reload; systemctl reset-failed; true"
+            );
+            self.sh(node, &script);
         }
         // Docker's own rules are gone with the scenario's; the engine uses the host's network and needs none.
         self.quiet(60);
@@ -296,6 +300,16 @@ impl Rig {
     /// Plans a kill of a node's transaction process: `<state> <nth> <point>`.
     pub fn crash_at(&self, node: &str, at: &str) {
         self.sh(node, &format!("mkdir -p /run/sparklane && echo '{at}' > /run/sparklane/crash-at"));
+    }
+
+    /// A killed transaction process of the node comes back after four seconds only: time for something to happen.
+    pub fn slow_restart(&self, node: &str) {
+        self.sh(
+            node,
+            &format!(
+                "mkdir -p {SLOW} && printf '[Service]\\nRestartSec=4\\n' > {SLOW}/slow.conf && systemctl daemon-reload"
+            ),
+        );
     }
 
     /// True when the planned kill has happened.
