@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8Path;
 use serde::{Deserialize, Serialize};
-use sparklane_lane::Generation;
+use sparklane_lane::{Generation, TxnId};
 use sparklane_txn::deploy_rs::Confirm;
 use sparklane_txn::spec::Deadline;
 use sparklane_txn::{Boot, Clock as _, Journal as _, Record, Spec, State};
@@ -18,6 +18,7 @@ use crate::journal::FileJournal;
 use crate::node::Parts;
 use crate::paths::HostPaths;
 use crate::peer::Head;
+use crate::txns::Txn;
 use crate::{closure, deploy_rs, files, install, lock, peer, profile, resolve, txns};
 
 /// Free bytes that a node must keep for state, logs and the store while it serves.
@@ -201,6 +202,12 @@ pub fn stage(
         end_leftovers(paths, parts)?;
     }
     let lock = lock::take(paths, &spec.owner, Some(&spec.txn), Duration::ZERO)?;
+    if !request.dry
+        && let Some(other) = txns::list(paths)?.iter().find(|t| t.is_open())
+    {
+        // Staged since we looked; its process is about to wait for the lock.
+        return Err(just_staged(other));
+    }
     let closure = paths.in_store(&spec.to.path);
     let generation = closure::generation(&closure)?;
     let context = Context { paths, request, closure: &closure, generation: &generation };
@@ -231,12 +238,21 @@ pub fn stage(
     let argv =
         [format!("{}/bin/sparklane", closure::tool(&closure)?), "txn".into(), "run".into(), spec.txn.to_string()];
     let description = format!("sparklane transaction {} to {}", spec.txn, generation.lane);
-    parts.units.spawn(&format!("sparklane-txn@{}.service", spec.txn), &description, &argv)?;
+    parts.units.spawn(&unit(&spec.txn), &description, &argv)?;
     // The process waits for the record, then for the lock.
     begin(paths, spec)?;
     drop(lock);
     staged.listening = wait_for_socket(paths, spec);
     if staged.listening { Ok(staged) } else { Err(not_listening(spec)) }
+}
+
+fn just_staged(txn: &Txn) -> HostError {
+    let owner = txn.spec().map_or("someone", |s| s.owner.as_str());
+    HostError::Busy(format!("{owner} has just staged transaction {} on the node", txn.id))
+}
+
+fn unit(txn: &TxnId) -> String {
+    format!("sparklane-txn@{txn}.service")
 }
 
 /// A crashed transaction of someone must be ended before a new one may begin; one that runs must be let alone.
@@ -245,6 +261,12 @@ fn end_leftovers(paths: &HostPaths, parts: &dyn Fn() -> Parts) -> Result<(), Hos
         txns::list(paths)?.into_iter().filter(|t| t.is_open() || t.state() == Some(State::Stuck)).collect();
     if open.is_empty() {
         return Ok(());
+    }
+    // Between the staging's lock and its process's own the lock is free, and the transaction is no leftover all the same.
+    for txn in open.iter().filter(|t| t.state() == Some(State::Staged)) {
+        if parts().units.status(&unit(&txn.id)).is_ok_and(|s| s.is_up()) {
+            return Err(just_staged(txn));
+        }
     }
     for resolved in resolve::resolve(paths, Boot::Same, parts)? {
         let why = resolved.why.unwrap_or_default();
