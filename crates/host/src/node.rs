@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use camino::Utf8PathBuf;
 use sparklane_lane::Generation;
-use sparklane_lane::generation::GateScope;
+use sparklane_lane::generation::{FileKind, GateScope};
 use sparklane_txn::plan::{Before, Direction, ENGINE_UNIT, Found, Inventory, Refresh, plan};
 use sparklane_txn::spec::{Answer, Deadline, Fault, Side, Spec};
 use sparklane_txn::{Boot, Clock as _, Node, Record, Step};
@@ -145,9 +145,19 @@ impl RealNode {
                 process::run("netplan", &["generate"])?;
                 process::run("networkctl", &["reload"]).map(drop)
             }
-            Refresh::Sysctl => process::run("sysctl", &["--system"]).map(drop),
-            Refresh::Tmpfiles => process::run("systemd-tmpfiles", &["--create"]).map(drop),
+            Refresh::Sysctl => self.load_ours(FileKind::Sysctl, "sysctl", "--load"),
+            Refresh::Tmpfiles => self.load_ours(FileKind::Tmpfiles, "systemd-tmpfiles", "--create"),
         }
+    }
+
+    /// Loads what stands now at our paths of a kind. Everybody else's files may have faults of their own.
+    fn load_ours(&self, kind: FileKind, program: &str, option: &str) -> Result<(), HostError> {
+        let new = self.new_generation()?;
+        let old = self.old()?;
+        let all = old.iter().flat_map(|g| &g.files).chain(&new.files);
+        let paths: BTreeSet<&String> = all.filter(|(_, file)| file.kind == kind).map(|(path, _)| path).collect();
+        let there = paths.into_iter().filter(|path| self.paths.managed(path).exists());
+        there.into_iter().try_for_each(|path| process::run(program, &[option, path]).map(drop))
     }
 
     fn do_step(&self, step: &Step) -> Result<(), HostError> {
