@@ -36,7 +36,6 @@ pub struct Rig {
 }
 
 /// What an app said.
-#[derive(Debug)]
 pub struct Said {
     pub code: i32,
     /// The object on stdout; null without `--json`.
@@ -44,6 +43,13 @@ pub struct Said {
     pub stdout: String,
     pub stderr: String,
     pub took: Duration,
+}
+
+impl std::fmt::Debug for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let start: String = self.stdout.chars().take(2000).collect();
+        write!(f, "exit {} after {:?}\n{start}\n{}", self.code, self.took, self.stderr)
+    }
 }
 
 impl Said {
@@ -232,6 +238,11 @@ impl Rig {
 
     pub fn signal(&self, client: &Client, signal: &str) {
         self.sh("control", &format!("kill -{signal} {}", client.pid));
+        if signal == "CONT" {
+            // nsenter stops itself with its child.
+            let nsenter = client.child.id().to_string();
+            assert!(std::process::Command::new("kill").args(["-CONT", &nsenter]).status().unwrap().success());
+        }
     }
 
     /// Kills the client and every ssh of the control machine.
