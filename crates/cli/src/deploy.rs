@@ -395,7 +395,9 @@ fn node_line(s: &NodeStatus) -> String {
         .iter()
         .map(|t| {
             let why = t.why.as_deref().map_or_else(String::new, |w| format!(": {w}"));
-            format!("\n             {} {} by {}, {} s left{why}", t.state, t.txn, t.owner, t.deadline_millis / 1000)
+            let torn = if t.torn { " (a torn record was dropped)" } else { "" };
+            let left = t.deadline_millis / 1000;
+            format!("\n             {} {} by {}, {left} s left{torn}{why}", t.state, t.txn, t.owner)
         })
         .collect();
     let drift = if s.drift.is_empty() {

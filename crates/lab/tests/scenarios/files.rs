@@ -19,7 +19,7 @@ fn files_in_the_way_are_all_listed_and_nothing_is_changed_system_manager_267() {
     );
     rig.sh("worker", &format!("ln -s /etc/hostname {UNIT}; echo theirs > {TMPFILES}"));
     let immutable = rig.try_sh("worker", &format!("chattr +i {TMPFILES}"));
-    let look = "find /etc/systemd /etc/tmpfiles.d -newer /etc/machine-id -printf '%p %y %l\\n' | sort; cat /etc/systemd/system/sparklane-engine.service";
+    let look = "find /etc/systemd /etc/tmpfiles.d -newer /etc/machine-id -not -type d -printf '%p %y %l\\n' | sort; cat /etc/systemd/system/sparklane-engine.service";
     let before = NODES.map(|n| rig.sh(n, look));
     let said = rig.deploy("lab-a");
     said.is(1, "refused").because(&[UNIT, TMPFILES, DROP_IN, "head", "--takeover", "by hand"]);

@@ -165,6 +165,12 @@ impl Rig {
             );
             self.sh(node, &script);
         }
+        // A scenario that failed may have left a transaction without a process; both nodes at once, as each needs the other.
+        std::thread::scope(|scope| {
+            for node in NODES {
+                scope.spawn(move || self.try_sh(node, &format!("! test -e {TOOL} || {TOOL} txn resolve")));
+            }
+        });
         // Docker's own rules are gone with the scenario's; the engine uses the host's network and needs none.
         self.quiet(60);
     }
