@@ -30,7 +30,7 @@ fn leftovers() -> Vec<String> {
     for process in std::fs::read_dir("/proc").unwrap().flatten() {
         let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&line).into_owned();
-        found.extend(line.contains(&format!("--directory={dir}")).then_some(line));
+        found.extend(line.contains(&format!("--directory={dir}/")).then_some(line));
     }
     found
 }
