@@ -50,10 +50,10 @@ pub struct How {
     #[arg(long, visible_alias = "node", value_name = "NODE", num_args = 1..)]
     targets: Vec<NodeName>,
     /// Seconds from the first change until all gates must have passed [default: the lane's budgets]
-    #[arg(long, value_name = "SECS")]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     activation_timeout: Option<u64>,
     /// Seconds from the last gate until the commit must have arrived [default: the lane's budget]
-    #[arg(long, value_name = "SECS")]
+    #[arg(long, value_name = "SECS", value_parser = clap::value_parser!(u64).range(1..=3600))]
     confirm_timeout: Option<u64>,
     /// Replace managed files that were edited by hand; a copy is kept on the node.
     #[arg(long)]

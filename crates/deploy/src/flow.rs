@@ -91,6 +91,13 @@ impl<'a> Flow<'a> {
                 return Err(DeployError::Usage(format!("no node {node}; there are: {}", known.join(", "))));
             }
         }
+        let opts = site.cluster.ssh.opts.iter().chain(&options.ssh_opts);
+        if let Some(opt) = opts.clone().find(|o| o.contains(char::is_whitespace)) {
+            // nix copy takes them as one string that it splits at spaces.
+            return Err(DeployError::Usage(format!(
+                "the ssh argument {opt:?} holds a space, which nix copy cannot pass on"
+            )));
+        }
         let control = control_dir()?;
         let dir = ssh::utf8(&control)?;
         let nodes = site.members().into_iter().filter_map(|m| handle(site, options, m, &dir)).collect();
@@ -121,7 +128,8 @@ impl<'a> Flow<'a> {
         let plan = plan(&facts);
         let in_force = release_in_force(&facts);
         let subject = self.subject(&posts.lane, in_force.as_ref());
-        if plan.unchanged && self.options.goal == Goal::Switch {
+        let open = facts.iter().any(|f| !f.status.open.is_empty());
+        if plan.unchanged && !open && self.options.goal == Goal::Switch {
             return Ok(self.timed(Verdict::plain(&subject, VerdictKind::Unchanged, None)));
         }
         self.check_targets(&plan)?;
@@ -369,6 +377,18 @@ fn check_pinned(generation: &Generation) -> Result<(), DeployError> {
 fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
     for (node, status) in nodes.iter().zip(statuses) {
         let open = status.as_ref().map_or(&[][..], |s| s.open.as_slice());
+        // Without a lock its process is dead, and staging ends it.
+        let held = status.as_ref().is_some_and(|s| s.lock.is_some());
+        if let Some(txn) = open.iter().find(|t| held && t.state != State::InDoubt) {
+            return Err(DeployError::Busy(format!(
+                "{}: transaction {} of {} is open ({}, {} s left)",
+                node.member.node,
+                txn.txn,
+                txn.owner,
+                txn.state,
+                txn.deadline_millis / 1000
+            )));
+        }
         if let Some(doubt) = open.iter().find(|t| t.state == State::InDoubt) {
             return Err(DeployError::InDoubt(format!(
                 "{}: transaction {} is in doubt ({}); it ends by itself once the head can be reached. Look: sparklane status",

@@ -41,7 +41,7 @@ impl NodeHandle {
     /// When the node cannot be reached, refuses sudo, or cannot read its own state.
     pub fn status(&self) -> Result<Option<NodeStatus>, DeployError> {
         let answer = self.remote.run(&[&self.tool, "node", "status"], b"")?;
-        if is_absent(&answer) {
+        if self.is_absent(&answer) {
             return Ok(None);
         }
         if answer.code != 0 {
@@ -86,14 +86,18 @@ impl NodeHandle {
             .map_err(|e| DeployError::Refused(format!("{}: odd answer: {e}", self.member.node)))
     }
 
+    /// True when the node has no such tool, which is not the tool's own failure.
+    fn is_absent(&self, answer: &Answer) -> bool {
+        let gone = |line: &str| {
+            line.contains(&self.tool) && (line.ends_with("not found") || line.ends_with("No such file or directory"))
+        };
+        answer.code != 0 && answer.stderr.trim().lines().any(gone)
+    }
+
     fn refused(&self, answer: &Answer) -> DeployError {
         let text = answer.stderr.trim();
         let text = if text.is_empty() { format!("exit code {}", answer.code) } else { text.to_owned() };
         let text = format!("{}: {text}", self.member.node);
         if answer.code == 5 { DeployError::Busy(text) } else { DeployError::Refused(text) }
     }
-}
-
-fn is_absent(answer: &Answer) -> bool {
-    answer.code != 0 && (answer.stderr.contains("command not found") || answer.stderr.contains("No such file"))
 }

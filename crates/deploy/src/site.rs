@@ -70,7 +70,17 @@ impl Site {
     pub fn lane(&self, name: Option<&str>) -> Result<LaneName, DeployError> {
         let name = name.unwrap_or(self.cluster.default_lane.as_str());
         match self.catalog.lanes.get_key_value(name) {
-            Some((name, _)) => name.parse().map_err(|e: sparklane_lane::BadId| DeployError::Usage(e.to_string())),
+            Some((name, _)) => {
+                let fits: Vec<&str> =
+                    self.catalog.lanes_of(&self.cluster).iter().map(|i| i.lane.name.as_str()).collect();
+                if !fits.contains(&name.as_str()) {
+                    let (cluster, fits) = (&self.cluster.name, fits.join(", "));
+                    return Err(DeployError::Usage(format!(
+                        "lane {name} is not for cluster {cluster}; its lanes: {fits}"
+                    )));
+                }
+                name.parse().map_err(|e: sparklane_lane::BadId| DeployError::Usage(e.to_string()))
+            }
             None => Err(unknown("lane", name, self.catalog.lanes.keys())),
         }
     }

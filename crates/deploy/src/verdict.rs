@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use sparklane_lane::{ClusterName, LaneName, TxnId};
+use sparklane_txn::State;
 use sparklane_txn::cluster::{NodeEnd, Outcome};
 
 /// What became of it.
@@ -134,13 +135,25 @@ impl Verdict {
 }
 
 fn in_doubt(nodes: &[NodeEnd]) -> String {
-    let open: Vec<&str> =
-        nodes.iter().filter(|n| n.state != Some(sparklane_txn::State::RolledBack)).map(|n| n.node.as_str()).collect();
-    format!(
-        "bring {} back to the network, then `sparklane status`; nodes end the transaction by themselves at its deadline. \
-         A node that is stuck: `sudo sparklane txn resolve` there",
-        open.join(", ")
-    )
+    let names = |wanted: &dyn Fn(Option<State>) -> bool| {
+        let those: Vec<&str> = nodes.iter().filter(|n| wanted(n.state)).map(|n| n.node.as_str()).collect();
+        those.join(", ")
+    };
+    let silent = names(&|state| state.is_none());
+    let stuck = names(&|state| state == Some(State::Stuck));
+    let mut text = Vec::new();
+    if !silent.is_empty() {
+        text.push(format!(
+            "bring {silent} back to the network; nodes end the transaction by themselves at its deadline"
+        ));
+    }
+    if !stuck.is_empty() {
+        text.push(format!(
+            "mend what is said of {stuck}, then there: sudo /nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve"
+        ));
+    }
+    text.push("then look: sparklane status".to_owned());
+    text.join("; ")
 }
 
 fn exit_code(kind: VerdictKind) -> u8 {

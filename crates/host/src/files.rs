@@ -40,6 +40,18 @@ pub fn make_dir(dir: &Utf8Path) -> Result<(), HostError> {
 /// # Errors
 /// When the parent cannot be made, or anything cannot be written or made durable; the old file stands then.
 pub fn write_atomic(path: &Utf8Path, bytes: &[u8], mode: u32) -> Result<(), HostError> {
+    write_new(path, bytes, mode, None)
+}
+
+/// As [`write_atomic`], with an owner from the first moment on.
+///
+/// # Errors
+/// As [`write_atomic`].
+pub fn write_owned(path: &Utf8Path, bytes: &[u8], mode: u32, owner: (u32, u32)) -> Result<(), HostError> {
+    write_new(path, bytes, mode, Some(owner))
+}
+
+fn write_new(path: &Utf8Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Result<(), HostError> {
     let (dir, temp) = beside(path)?;
     make_dir(dir)?;
     let _stale = fs::remove_file(&temp);
@@ -50,6 +62,9 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8], mode: u32) -> Result<(), Host
         .open(&temp)
         .and_then(|mut file| {
             file.write_all(bytes)?;
+            if let Some((uid, gid)) = owner {
+                std::os::unix::fs::fchown(&file, Some(uid), Some(gid))?;
+            }
             file.set_permissions(fs::Permissions::from_mode(mode))?;
             file.sync_all()
         })
@@ -171,8 +186,7 @@ pub fn restore(path: &Utf8Path, before: &Before, copies: &Utf8Path) -> Result<()
         Before::File { mode, uid, gid, copy, .. } => {
             let kept = copies.join(copy.to_string());
             let bytes = fs::read(&kept).map_err(HostError::file("read the kept copy", kept))?;
-            write_atomic(path, &bytes, *mode)?;
-            std::os::unix::fs::chown(path, Some(*uid), Some(*gid)).map_err(HostError::file("chown", path))
+            write_owned(path, &bytes, *mode, (*uid, *gid))
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -16,6 +17,10 @@ use crate::files;
 
 /// Room kept for records, so that a disk that fills up later cannot keep a rollback from being written down.
 const RESERVE_BYTES: u64 = 256 * 1024;
+/// Largest journal that is read; a real one has some kilobytes.
+const MAX_BYTES: u64 = 4 * 1024 * 1024;
+/// A journal that is no file must not keep anyone waiting.
+const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 /// Hex digits of the checksum at the start of a line.
 const SUM_LEN: usize = 16;
 
@@ -34,12 +39,27 @@ pub struct Contents {
 /// When the file cannot be read. Damage is not an error: it ends the records.
 pub fn read(path: &Utf8Path) -> Result<Contents, HostError> {
     let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(mut file) => file.read_to_end(&mut bytes).map_err(HostError::file("read", path))?,
+    match File::options().read(true).custom_flags(NONBLOCK).open(path) {
+        Ok(file) if file.metadata().is_ok_and(|m| m.is_file()) => {
+            file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(HostError::file("read", path))?
+        }
+        Ok(_) => return Ok(Contents { records: Vec::new(), torn: true }),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Contents::default()),
         Err(error) => return Err(HostError::file("open", path)(error)),
     };
     Ok(parse(&bytes))
+}
+
+/// Makes what a journal holds durable; a missing one is fine.
+///
+/// # Errors
+/// When it cannot be synced.
+pub fn sync(path: &Utf8Path) -> Result<(), HostError> {
+    match File::open(path) {
+        Ok(file) => file.sync_all().map_err(HostError::file("sync", path)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(HostError::file("open", path)(error)),
+    }
 }
 
 /// Parses journal bytes up to the first damaged line.
@@ -110,6 +130,8 @@ impl FileJournal {
         }
         let file = OpenOptions::new().create(true).append(true).open(&path).map_err(HostError::file("open", &path))?;
         file.set_len(len).map_err(HostError::file("truncate", &path))?;
+        // Records of a process that was killed may only be in memory; nothing is done on them before they are durable.
+        file.sync_all().map_err(HostError::file("sync", &path))?;
         // Not every file system can reserve; without it the journal still works, only not on a full disk.
         let _reserved = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, len + RESERVE_BYTES);
         files::sync_dir(dir)?;

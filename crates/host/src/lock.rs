@@ -15,6 +15,9 @@ use crate::error::HostError;
 use crate::files;
 use crate::paths::HostPaths;
 
+/// `status` looks at the lock by taking it for a moment; nobody is refused for that.
+const PROBE: Duration = Duration::from_millis(300);
+
 /// Who holds the lock; for people, and never trusted over the flock itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -32,7 +35,14 @@ pub struct Owner {
 /// The held lock; dropping it, or dying, frees it.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // The next one to wait must not be told of us.
+        let _cleared = self.file.set_len(0);
+    }
 }
 
 /// Takes the lock, waiting at most `wait`.
@@ -47,10 +57,13 @@ pub fn take(paths: &HostPaths, who: &str, txn: Option<&TxnId>, wait: Duration) -
         .write(true)
         .create(true)
         .truncate(false)
-        .mode(0o644)
+        .mode(0o600)
         .open(&path)
         .map_err(HostError::file("open", &path))?;
-    let until = Instant::now() + wait;
+    // Locks of older tools could be held by any user; a user who can open ours is root.
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    std::fs::set_permissions(&path, private).map_err(HostError::file("protect", &path))?;
+    let until = Instant::now() + wait.max(PROBE);
     while let Err(errno) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
         if errno != rustix::io::Errno::WOULDBLOCK {
             return Err(HostError::errno("lock", &path)(errno));
@@ -65,7 +78,7 @@ pub fn take(paths: &HostPaths, who: &str, txn: Option<&TxnId>, wait: Duration) -
     let bytes = serde_json::to_vec(&owner).unwrap_or_default();
     // The text helps people only. A disk too full for it must not keep a rollback from the lock.
     let _told = file.set_len(0).and_then(|()| file.write_all_at(&bytes, 0)).and_then(|()| file.flush());
-    Ok(Lock { _file: file })
+    Ok(Lock { file })
 }
 
 /// The owner, when someone holds the lock now.

@@ -121,23 +121,37 @@ pub fn allow_questions(paths: &HostPaths, user: &str, public: &str) -> Result<()
     let ssh_dir = paths.managed(&home).join(".ssh");
     let file = ssh_dir.join("authorized_keys");
     let line = format!("restrict,command=\"{}/bin/sparklane txn decision --ssh\" {kind} {body} {MARK}", paths.tool());
-    let old = std::fs::read_to_string(&file).unwrap_or_default();
-    if old.lines().any(|l| l == line) {
-        return Ok(());
-    }
-    // One line per key: an older tool's line for the same key would win over the new one.
-    let mut lines: Vec<&str> = old.lines().filter(|l| !(l.contains(body) && l.ends_with(MARK))).collect();
-    lines.push(&line);
     let made = !ssh_dir.exists();
     files::make_dir(&ssh_dir)?;
-    files::write_atomic(&file, (lines.join("\n") + "\n").as_bytes(), 0o600)?;
-    let own = |path: &Utf8PathBuf| {
-        std::os::unix::fs::chown(path, Some(uid), Some(gid)).map_err(HostError::file("chown", path.clone()))
-    };
     if made {
-        own(&ssh_dir)?;
+        std::os::unix::fs::chown(&ssh_dir, Some(uid), Some(gid)).map_err(HostError::file("chown", &ssh_dir))?;
     }
-    own(&file)
+    // Someone may keep the real file elsewhere.
+    let file = file.canonicalize_utf8().unwrap_or(file);
+    let old = match std::fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        // Writing what we could not read would lock its owner out.
+        Err(error) => return Err(HostError::file("read", file)(error)),
+    };
+    let new = with_line(&old, &line, body);
+    if new == old {
+        return Ok(());
+    }
+    files::write_owned(&file, &new, 0o600, (uid, gid))
+}
+
+/// The file with our line for this key, and no older one of ours; every other byte stays, UTF-8 or not.
+fn with_line(old: &[u8], line: &str, key: &str) -> Vec<u8> {
+    let has = |l: &[u8], part: &str| l.windows(part.len()).any(|w| w == part.as_bytes());
+    let ours = |l: &[u8]| has(l, key) && l.trim_ascii_end().ends_with(MARK.as_bytes());
+    let mut new: Vec<u8> = old.split_inclusive(|b| *b == b'\n').filter(|l| !ours(l)).flatten().copied().collect();
+    if new.last().is_some_and(|b| *b != b'\n') {
+        new.push(b'\n');
+    }
+    new.extend_from_slice(line.as_bytes());
+    new.push(b'\n');
+    new
 }
 
 /// Home, uid and gid of a user, from the file: a static binary has no NSS (design.md section 10).
@@ -223,6 +237,11 @@ mod tests {
         }
         let text = std::fs::read_to_string(paths.managed("/home/op/.ssh/authorized_keys")).unwrap();
         assert_eq!(text.lines().count(), 1);
+        let mut theirs = b"ssh-rsa AAAA M\xfcller laptop".to_vec();
+        std::fs::write(paths.managed("/home/op/.ssh/authorized_keys"), &theirs).unwrap();
+        allow_questions(&paths, "op", "ssh-ed25519 AAAAC3Nz comment").unwrap();
+        theirs.push(b'\n');
+        assert!(std::fs::read(paths.managed("/home/op/.ssh/authorized_keys")).unwrap().starts_with(&theirs));
         assert!(text.starts_with("restrict,command=\""), "{text}");
         assert!(allow_questions(&paths, "op", "ssh-ed25519 AAA\"\nevil").is_err());
         assert!(allow_questions(&paths, "nobody-here", "ssh-ed25519 AAAA").is_err());

@@ -32,9 +32,15 @@ pub fn list(paths: &HostPaths) -> Result<Vec<Release>, HostError> {
 /// # Errors
 /// When the record or the root cannot be written.
 pub fn add(paths: &HostPaths, release: &Release, own: &StorePath, keep: u32) -> Result<(), HostError> {
+    let file = paths.releases().join(format!("{}.json", release.number));
+    let there: Option<Release> = std::fs::read(&file).ok().and_then(|b| serde_json::from_slice(&b).ok());
+    if let Some(other) = there.filter(|other| other.txn != release.txn) {
+        let why = format!("is of transaction {}; that of {} is not written over it", other.txn, release.txn);
+        return Err(HostError::Content { path: file, why });
+    }
     let bytes = serde_json::to_vec_pretty(release)
         .map_err(|e| HostError::Content { path: paths.releases(), why: e.to_string() })?;
-    files::write_atomic(&paths.releases().join(format!("{}.json", release.number)), &bytes, 0o644)?;
+    files::write_atomic(&file, &bytes, 0o644)?;
     files::link_atomic(&root_of(&paths.gcroots, release.number), own.as_str())?;
     forget(paths, release.number, u64::from(keep.max(1)))
 }

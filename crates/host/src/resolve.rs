@@ -43,7 +43,8 @@ pub fn resolve(paths: &HostPaths, boot: Boot, parts: &dyn Fn() -> Parts) -> Resu
     todo.iter().map(|txn| end(paths, txn, boot, parts())).collect()
 }
 
-fn needs_work(paths: &HostPaths, txn: &Txn) -> bool {
+/// True for a transaction that is open, stuck, or decided and not yet settled.
+pub(crate) fn needs_work(paths: &HostPaths, txn: &Txn) -> bool {
     match txn.state() {
         Some(State::Committed | State::RolledBack) => paths.txn(&txn.id).join("before").exists(),
         Some(_) => true,

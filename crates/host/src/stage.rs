@@ -257,8 +257,7 @@ fn unit(txn: &TxnId) -> String {
 
 /// A crashed transaction of someone must be ended before a new one may begin; one that runs must be let alone.
 fn end_leftovers(paths: &HostPaths, parts: &dyn Fn() -> Parts) -> Result<(), HostError> {
-    let open: Vec<_> =
-        txns::list(paths)?.into_iter().filter(|t| t.is_open() || t.state() == Some(State::Stuck)).collect();
+    let open: Vec<_> = txns::list(paths)?.into_iter().filter(|t| resolve::needs_work(paths, t)).collect();
     if open.is_empty() {
         return Ok(());
     }

@@ -84,12 +84,27 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         open: all.iter().filter(|t| t.is_open()).filter_map(of).collect(),
         last: all.iter().rev().find(|t| t.state().is_some_and(State::is_final)).and_then(of),
         lock: lock::owner(paths)?,
-        releases: releases::list(paths)?,
+        releases: known_releases(paths, &all)?,
         engine: units.status(ENGINE_UNIT).ok(),
         drift,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),
     })
+}
+
+/// Releases on file, and those whose commit is in a journal while their file could not be written yet.
+fn known_releases(paths: &HostPaths, all: &[txns::Txn]) -> Result<Vec<Release>, HostError> {
+    let mut releases = releases::list(paths)?;
+    for txn in all {
+        if let Some(Record::Committed { release: Some(release) }) = txn.records.last()
+            && paths.txn(&txn.id).join("before").exists()
+            && !releases.iter().any(|r| r.number == release.number)
+        {
+            releases.push((**release).clone());
+        }
+    }
+    releases.sort_by_key(|r| r.number);
+    Ok(releases)
 }
 
 fn of(txn: &txns::Txn) -> Option<TxnStatus> {

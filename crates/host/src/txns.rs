@@ -67,8 +67,9 @@ pub fn list(paths: &HostPaths) -> Result<Vec<Txn>, HostError> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(HostError::file("list", dir)(error)),
     };
-    let mut ids: Vec<TxnId> =
-        entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok())).collect();
+    // Something else that lies here is none of ours, and must not keep a lane from starting.
+    let folders = entries.flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()));
+    let mut ids: Vec<TxnId> = folders.filter_map(|e| e.file_name().to_str().and_then(|n| n.parse().ok())).collect();
     ids.sort();
     ids.iter().map(|id| read(paths, id)).collect()
 }
@@ -78,7 +79,14 @@ pub fn list(paths: &HostPaths) -> Result<Vec<Txn>, HostError> {
 /// # Errors
 /// When its journal cannot be read.
 pub fn read(paths: &HostPaths, id: &TxnId) -> Result<Txn, HostError> {
-    let contents = journal::read(&paths.txn(id).join("journal"))?;
+    let mut contents = journal::read(&paths.txn(id).join("journal"))?;
+    // A damaged end cannot take back a commit whose release record is on file.
+    if contents.torn
+        && !contents.records.is_empty()
+        && let Some(release) = crate::releases::list(paths)?.into_iter().find(|r| r.txn == *id)
+    {
+        contents.records.push(Record::Committed { release: Some(Box::new(release)) });
+    }
     Ok(Txn { id: id.clone(), records: contents.records, torn: contents.torn })
 }
 
@@ -87,7 +95,13 @@ pub fn read(paths: &HostPaths, id: &TxnId) -> Result<Txn, HostError> {
 /// # Errors
 /// As [`read`].
 pub fn decision(paths: &HostPaths, id: &TxnId) -> Result<Answer, HostError> {
-    Ok(record::decision(&read(paths, id)?.records))
+    // What was written and not yet durable could still be lost with the power: not an answer to build on.
+    journal::sync(&paths.txn(id).join("journal"))?;
+    let txn = read(paths, id)?;
+    if txn.torn && !matches!(txn.state(), Some(State::Committed)) {
+        return Ok(Answer::Undecided);
+    }
+    Ok(record::decision(&txn.records))
 }
 
 /// Drops the oldest ended transactions beyond the number kept. Stuck ones stay.
