@@ -124,7 +124,7 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// Refused before any change, busy, or not understood. From staging on, the verdict tells.
     pub fn run(&mut self, target: &Target) -> Result<Verdict, DeployError> {
-        let (posts, facts) = self.prepare(target)?;
+        let (posts, facts) = self.prepare(target, self.options.goal.changes_nodes())?;
         let plan = plan(&facts);
         let in_force = release_in_force(&facts);
         let subject = self.subject(&posts.lane, in_force.as_ref());
@@ -157,12 +157,13 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// As [`Flow::run`].
     pub fn plan(&mut self, target: &Target) -> Result<ClusterPlan, DeployError> {
-        let (_, facts) = self.prepare(target)?;
+        let (_, facts) = self.prepare(target, false)?;
         Ok(plan(&facts))
     }
 
-    /// Builds or looks up both sides, asks the nodes, copies what they lack.
-    fn prepare(&mut self, target: &Target) -> Result<(Goalposts, Vec<NodeFacts>), DeployError> {
+    /// Builds or looks up both sides, asks the nodes, copies what they lack. What a dead transaction left is ended first
+    /// when `mend` says so.
+    fn prepare(&mut self, target: &Target, mend: bool) -> Result<(Goalposts, Vec<NodeFacts>), DeployError> {
         let (posts, mut statuses) = match target {
             Target::Lane(lane) => {
                 let lane = self.site.lane(lane.as_deref())?;
@@ -177,10 +178,10 @@ impl<'a> Flow<'a> {
                 for side in &sides {
                     check_pinned(&read_local(side)?)?;
                 }
-                (Goalposts { lane, sides, rollback_of: None }, statuses?)
+                (Goalposts { lane, sides, rollback_of: None }, self.mended(statuses?, mend)?)
             }
             Target::Release(_) | Target::ReleaseOfLane(_) => {
-                let statuses = self.statuses()?;
+                let statuses = self.mended(self.statuses()?, mend)?;
                 (self.recorded(target, &statuses)?, statuses)
             }
         };

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sparklane_host::stage::{StageRequest, Staged};
-use sparklane_txn::{Link as _, Order};
+use sparklane_host::status::NodeStatus;
+use sparklane_txn::{Link as _, Order, State};
 
 use super::{Flow, PATIENCE_SECS, all, died};
 use crate::error::DeployError;
@@ -74,6 +75,30 @@ impl Flow<'_> {
             }
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Ends transactions whose processes are gone for good, on all nodes at once: the old lane needs every rank. The
+    /// plan is made of what the nodes are then. What cannot be ended is told when the nodes stage.
+    pub(super) fn mended(
+        &self,
+        statuses: Vec<Option<NodeStatus>>,
+        mend: bool,
+    ) -> Result<Vec<Option<NodeStatus>>, DeployError> {
+        let dead = |s: &NodeStatus| {
+            let stuck = s.last.as_ref().is_some_and(|t| t.state == State::Stuck);
+            s.lock.is_none() && (stuck || s.open.iter().any(|t| t.state != State::InDoubt))
+        };
+        if !mend || !statuses.iter().flatten().any(dead) {
+            return Ok(statuses);
+        }
+        let pairs: Vec<_> = self.nodes.iter().zip(&statuses).collect();
+        std::thread::scope(|scope| {
+            for (node, _) in pairs.iter().filter(|(_, status)| status.as_ref().is_some_and(dead)) {
+                self.observer.event(Some(node.member.node.as_str()), "end a transaction that was left");
+                scope.spawn(|| node.remote.run(&[&node.tool, "txn", "resolve"], b""));
+            }
+        });
+        self.statuses()
     }
 
     fn abort(&self, staged: &[&NodeHandle], requests: &[StageRequest], why: &str) {
