@@ -188,3 +188,56 @@ fn status_shows_drift_and_does_not_guess() {
     let seen = status::read(&paths, &units, "x").unwrap();
     assert!(seen.current.is_none() && seen.foreign_profile.is_some(), "{seen:?}");
 }
+
+#[test]
+fn what_is_no_transaction_does_not_keep_a_lane_from_starting() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    std::fs::write(paths.txns().join("notes"), "mine").unwrap();
+    files::make_dir(&paths.txns().join("empty")).unwrap();
+    std::os::unix::fs::symlink("/dev/zero", paths.txns().join("empty/journal")).unwrap();
+    assert_eq!(resolve::resolve(&paths, Boot::Early, &|| parts(&dir)).unwrap(), []);
+    assert!(status::read(&paths, &FileUnits(dir.join("engine")), "x").unwrap().open.is_empty());
+    assert_eq!(transact(&dir, &spec(Some(side('a')), side('b'), 2)).0, State::Committed);
+}
+
+#[test]
+fn a_damaged_journal_takes_no_commit_back() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    assert_eq!(transact(&dir, &spec(Some(side('a')), side('b'), 2)).0, State::Committed);
+    let id = "t2".parse().unwrap();
+    let file = paths.txn(&id).join("journal");
+    let whole = std::fs::read(&file).unwrap();
+    let mut last = whole.clone();
+    let end = last.len() - 5;
+    last[end] ^= 1;
+    std::fs::write(&file, &last).unwrap();
+    assert_eq!(txns::read(&paths, &id).unwrap().state(), Some(State::Committed));
+    assert_eq!(txns::decision(&paths, &id).unwrap(), sparklane_txn::Answer::Committed);
+    // Nobody may take damage for a decision to go back.
+    let mut first = whole;
+    first[30] ^= 1;
+    std::fs::write(&file, &first).unwrap();
+    assert_eq!(txns::decision(&paths, &id).unwrap(), sparklane_txn::Answer::Undecided);
+}
+
+#[test]
+fn a_commit_whose_record_could_not_be_written_keeps_its_number() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    // Settling fails: a folder stands where the record goes.
+    files::make_dir(&paths.releases().join("2.json")).unwrap();
+    assert_eq!(transact(&dir, &spec(Some(side('a')), side('b'), 2)).0, State::Committed);
+    let numbers = |paths: &HostPaths| -> Vec<u64> {
+        status::read(paths, &FileUnits(dir.join("engine")), "x").unwrap().releases.iter().map(|r| r.number).collect()
+    };
+    assert_eq!(numbers(&paths), [1, 2], "the journal is the commit");
+    std::fs::remove_dir(paths.releases().join("2.json")).unwrap();
+    resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+    assert_eq!(releases::list(&paths).unwrap().len(), 2);
+    // A record of another transaction is never written over.
+    let other = Spec { txn: "t9".parse().unwrap(), ..spec(Some(side('b')), side('a'), 2) };
+    let release = other.release.map(|r| sparklane_lane::Release { txn: other.txn, ..r }).unwrap();
+    assert!(releases::add(&paths, &release, &side('a').path, 5).is_err());
+}
