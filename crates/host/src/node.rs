@@ -193,6 +193,11 @@ impl RealNode {
             Step::Place { path, before, .. } | Step::Remove { path, before } => {
                 files::restore(&self.paths.managed(path), before, &self.copies())
             }
+            Step::Refresh { what: what @ (Refresh::Tmpfiles | Refresh::Sysctl), direction: Direction::Backward } => {
+                // What is back may be a file that was never ours and never good; it is as it was all the same.
+                self.refresh(*what).unwrap_or_else(|error| self.say(format!("not applied: {error}")));
+                Ok(())
+            }
             Step::Refresh { what, direction: Direction::Backward } => self.refresh(*what),
             Step::Refresh { .. } => Ok(()),
             Step::Profile { to, from } => profile::swap(&self.paths, &*self.mover, Some(to), from.as_ref()),
