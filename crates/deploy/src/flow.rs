@@ -128,6 +128,7 @@ impl<'a> Flow<'a> {
         let plan = plan(&facts);
         let in_force = release_in_force(&facts);
         let subject = self.subject(&posts.lane, in_force.as_ref());
+        // What is not committed may be gone in a moment: staging says who holds the node, or ends what was left.
         let open = facts.iter().any(|f| !f.status.open.is_empty());
         if plan.unchanged && !open && self.options.goal == Goal::Switch {
             return Ok(self.timed(Verdict::plain(&subject, VerdictKind::Unchanged, None)));
@@ -378,18 +379,6 @@ fn check_pinned(generation: &Generation) -> Result<(), DeployError> {
 fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
     for (node, status) in nodes.iter().zip(statuses) {
         let open = status.as_ref().map_or(&[][..], |s| s.open.as_slice());
-        // Without a lock its process is dead, and staging ends it.
-        let held = status.as_ref().is_some_and(|s| s.lock.is_some());
-        if let Some(txn) = open.iter().find(|t| held && t.state != State::InDoubt) {
-            return Err(DeployError::Busy(format!(
-                "{}: transaction {} of {} is open ({}, {} s left)",
-                node.member.node,
-                txn.txn,
-                txn.owner,
-                txn.state,
-                txn.deadline_millis / 1000
-            )));
-        }
         if let Some(doubt) = open.iter().find(|t| t.state == State::InDoubt) {
             return Err(DeployError::InDoubt(format!(
                 "{}: transaction {} is in doubt ({}); it ends by itself once the head can be reached. Look: sparklane status",
