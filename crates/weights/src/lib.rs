@@ -18,6 +18,7 @@ pub mod read;
 pub mod safetensors;
 pub mod staging;
 pub mod store;
+pub mod transfer;
 
 pub use blobs::{Blob, BlobSet};
 pub use error::WeightsError;

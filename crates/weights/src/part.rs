@@ -82,17 +82,23 @@ impl Part {
         self.hasher.len()
     }
 
+    /// Number of the file in its set.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// How it is written.
     #[must_use]
     pub fn policy(&self) -> Policy {
         self.policy
     }
 
-    /// Takes the bytes at the frontier, and proves what is due.
+    /// Takes the bytes at the frontier, and with a journal proves what is due.
     ///
     /// # Errors
     /// When they cannot be written or proved.
-    pub fn append(&mut self, buffer: &mut Buffer, journal: &Mutex<Journal>) -> Result<(), WeightsError> {
+    pub fn append(&mut self, buffer: &mut Buffer, journal: Option<&Mutex<Journal>>) -> Result<(), WeightsError> {
         let at = self.frontier();
         self.hasher.update(buffer.used());
         self.write(at, buffer)?;
@@ -102,10 +108,10 @@ impl Part {
     /// Takes bytes that stand at the frontier already.
     ///
     /// # Errors
-    /// When they cannot be proved.
-    pub fn accept(&mut self, buffer: &Buffer, journal: &Mutex<Journal>) -> Result<(), WeightsError> {
+    /// When buffered pages cannot be written.
+    pub fn accept(&mut self, buffer: &Buffer) -> Result<(), WeightsError> {
         self.hasher.update(buffer.used());
-        self.settle(journal)
+        self.settle(None)
     }
 
     /// Reads what stands at the frontier.
@@ -150,9 +156,12 @@ impl Part {
     }
 
     /// Proves at each [`CHECKPOINT`], and gives buffered pages back before they pile up.
-    fn settle(&mut self, journal: &Mutex<Journal>) -> Result<(), WeightsError> {
+    fn settle(&mut self, journal: Option<&Mutex<Journal>>) -> Result<(), WeightsError> {
         let at = self.frontier();
-        if at < self.size && at - self.proved >= CHECKPOINT {
+        if let Some(journal) = journal
+            && at < self.size
+            && at - self.proved >= CHECKPOINT
+        {
             self.prove(journal)?;
         }
         if self.policy == Policy::Buffered && at - self.dropped >= BEHIND {
@@ -192,6 +201,9 @@ impl Part {
     /// When it cannot be cut or made durable.
     pub fn finish(mut self) -> Result<(File, Sha), WeightsError> {
         self.file.set_len(self.size).map_err(WeightsError::file("cut", &self.path))?;
+        // Whatever the umask: the engine runs as another user.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        self.file.set_permissions(mode).map_err(WeightsError::file("protect", &self.path))?;
         if self.size >= EXTENT as u64 {
             self.sync()?;
         }

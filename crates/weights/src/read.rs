@@ -73,12 +73,27 @@ impl Reader {
         Ok(Self { file, path: root.join(path), direct })
     }
 
+    /// A reader through the page cache, for sendfile(2), which reads ahead there.
+    ///
+    /// # Errors
+    /// As [`open_beneath`].
+    pub fn cached_beneath(root: &Utf8Path, path: &str) -> Result<Self, WeightsError> {
+        let file = open_beneath(root, path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+        Ok(Self { file, path: root.join(path), direct: false })
+    }
+
     /// The file's stamp.
     ///
     /// # Errors
     /// As [`stamp`].
     pub fn stamp(&self) -> Result<Stamp, WeightsError> {
         stamp(&self.file, &self.path)
+    }
+
+    /// True when reads pass the page cache by.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.direct
     }
 
     /// The open file.
