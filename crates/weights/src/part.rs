@@ -37,6 +37,8 @@ pub struct Part {
     file: File,
     policy: Policy,
     hasher: Hasher,
+    /// Bytes between two proofs.
+    checkpoint: u64,
     /// Bytes that a durable claim covers.
     proved: u64,
     /// Bytes whose pages were given back.
@@ -48,7 +50,13 @@ impl Part {
     ///
     /// # Errors
     /// When it cannot be opened, or its room cannot be reserved.
-    pub fn open(index: u32, path: Utf8PathBuf, size: u64, from: &Midstate) -> Result<Self, WeightsError> {
+    pub fn open(
+        index: u32,
+        path: Utf8PathBuf,
+        size: u64,
+        from: &Midstate,
+        checkpoint: u64,
+    ) -> Result<Self, WeightsError> {
         let open = |flags: i32| {
             OpenOptions::new()
                 .read(true)
@@ -73,7 +81,7 @@ impl Part {
                 Err(errno) => return Err(WeightsError::errno("reserve room for", &path)(errno)),
             }
         }
-        Ok(Self { index, path, size, file, policy, hasher: Hasher::resume(from), proved: from.len, dropped: from.len })
+        Ok(Self { index, path, size, file, policy, hasher: Hasher::resume(from), checkpoint, proved: from.len, dropped: from.len })
     }
 
     /// Bytes written and hashed.
@@ -160,7 +168,7 @@ impl Part {
         let at = self.frontier();
         if let Some(journal) = journal
             && at < self.size
-            && at - self.proved >= CHECKPOINT
+            && at - self.proved >= self.checkpoint
         {
             self.prove(journal)?;
         }

@@ -16,7 +16,7 @@ use crate::buffer::EXTENT;
 use crate::error::WeightsError;
 use crate::hash::{Midstate, Sha};
 use crate::journal::{Claim, Journal, Stamp};
-use crate::part::Part;
+use crate::part::{CHECKPOINT, Part};
 use crate::read::{self, Reader};
 
 /// Finished files whose claims wait for one common sync.
@@ -41,6 +41,7 @@ pub struct Staging {
     journal: Mutex<Journal>,
     starts: Vec<Start>,
     done: Mutex<Finished>,
+    checkpoint: u64,
     _lock: File,
 }
 
@@ -71,6 +72,7 @@ impl Staging {
             journal: Mutex::new(journal),
             starts: Vec::new(),
             done: Mutex::default(),
+            checkpoint: CHECKPOINT,
             _lock: lock,
         };
         staging.starts = staging
@@ -118,6 +120,13 @@ impl Staging {
         })
     }
 
+    /// Proves more often; for tests, whose files are small.
+    #[must_use]
+    pub fn with_checkpoint(mut self, bytes: u64) -> Self {
+        self.checkpoint = bytes;
+        self
+    }
+
     /// The set.
     #[must_use]
     pub fn set(&self) -> &Arc<BlobSet> {
@@ -159,7 +168,7 @@ impl Staging {
     /// # Errors
     /// As [`Part::open`].
     pub fn part(&self, index: u32, blob: &Blob, from: &Midstate) -> Result<Part, WeightsError> {
-        Part::open(index, self.part_path(index), blob.size, from)
+        Part::open(index, self.part_path(index), blob.size, from, self.checkpoint)
     }
 
     /// Ends a part: `Ok(None)` when its sha256 is right and it stands under its path now, else the wrong digest; the
