@@ -41,7 +41,9 @@ impl BlobSet {
             let sha256 = f.sha256.parse().map_err(|e| WeightsError::Refused(format!("{}: {e}", f.path)))?;
             Ok(Blob { path: f.path.clone(), size: f.size, sha256 })
         };
-        let blobs: Vec<Blob> = manifest.files.iter().map(blob).collect::<Result<_, WeightsError>>()?;
+        let mut blobs: Vec<Blob> = manifest.files.iter().map(blob).collect::<Result<_, WeightsError>>()?;
+        // Ends of a transfer name files by number; an id that does not know the order must not leave it open.
+        blobs.sort_by(|a, b| a.path.cmp(&b.path));
         let id = manifest.id().parse().map_err(|e| WeightsError::Refused(format!("manifest: {e}")))?;
         Ok(Self { id, blobs })
     }
@@ -50,7 +52,8 @@ impl BlobSet {
     ///
     /// # Errors
     /// When a path leaves the folder or stands twice, or sizes do not fit into a file.
-    pub fn new(blobs: Vec<Blob>) -> Result<Self, WeightsError> {
+    pub fn new(mut blobs: Vec<Blob>) -> Result<Self, WeightsError> {
+        blobs.sort_by(|a, b| a.path.cmp(&b.path));
         let mut seen = BTreeSet::new();
         let mut hasher = Hasher::new();
         hasher.update(b"sparklane blobs 1\n");
@@ -75,7 +78,7 @@ impl BlobSet {
         self.id
     }
 
-    /// The blobs, in the set's order.
+    /// The blobs by path; their places are the numbers that both ends of a transfer use.
     #[must_use]
     pub fn blobs(&self) -> &[Blob] {
         &self.blobs
@@ -96,5 +99,23 @@ impl BlobSet {
     /// Numbers and blobs.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Blob)> {
         self.blobs.iter().enumerate().map(|(n, blob)| (u32::try_from(n).unwrap_or(u32::MAX), blob))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_paths_whatever_the_order_of_a_text() {
+        let blob = |path: &str| Blob { path: path.into(), size: 1, sha256: Sha::of(path.as_bytes()) };
+        let one = BlobSet::new(vec![blob("b"), blob("a"), blob("c/d")]).unwrap();
+        let two = BlobSet::new(vec![blob("c/d"), blob("b"), blob("a")]).unwrap();
+        assert_eq!(one, two);
+        assert_eq!(one.get(0).unwrap().path, "a");
+        assert!(BlobSet::new(vec![blob("a"), blob("a")]).is_err());
+        assert!(BlobSet::new(vec![blob("../a")]).is_err());
+        let huge = Blob { size: u64::MAX, ..blob("h") };
+        assert!(BlobSet::new(vec![huge]).is_err());
     }
 }

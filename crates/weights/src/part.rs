@@ -81,7 +81,17 @@ impl Part {
                 Err(errno) => return Err(WeightsError::errno("reserve room for", &path)(errno)),
             }
         }
-        Ok(Self { index, path, size, file, policy, hasher: Hasher::resume(from), checkpoint, proved: from.len, dropped: from.len })
+        Ok(Self {
+            index,
+            path,
+            size,
+            file,
+            policy,
+            hasher: Hasher::resume(from),
+            checkpoint,
+            proved: from.len,
+            dropped: from.len,
+        })
     }
 
     /// Bytes written and hashed.

@@ -22,6 +22,8 @@ const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 const PROLOGUE: &[u8] = b"sparklane blobs 1";
 /// Largest message of Noise.
 const MAX_MESSAGE: usize = 65535;
+/// Bytes after which a receiver asks itself whether it still wants the rest: a slow rail must not hold the end.
+const PIECE: usize = 128 * 1024;
 /// Time for both handshake messages together, so that a peer that trickles is a peer that is gone.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
@@ -223,12 +225,22 @@ impl Channel {
         tag.map_or(Ok(()), |tag| self.stream.write_all(tag.as_ref()).map_err(ChannelError::io("send")))
     }
 
-    /// Receives the bytes of an extent.
+    /// Receives the bytes of an extent, as long as someone wants them.
     ///
     /// # Errors
-    /// When the connection is lost, or a sealed extent is not as it was sent.
-    pub fn receive_bytes(&mut self, want: &Want, bytes: &mut [u8]) -> Result<(), ChannelError> {
-        self.stream.read_exact(bytes).map_err(ChannelError::io("receive"))?;
+    /// When the connection is lost, a sealed extent is not as it was sent, or `unwanted` says so.
+    pub fn receive_bytes(
+        &mut self,
+        want: &Want,
+        bytes: &mut [u8],
+        unwanted: &dyn Fn() -> bool,
+    ) -> Result<(), ChannelError> {
+        for piece in bytes.chunks_mut(PIECE) {
+            self.stream.read_exact(piece).map_err(ChannelError::io("receive"))?;
+            if unwanted() {
+                return Err(ChannelError::Lost("no longer wanted".into()));
+            }
+        }
         let Some(seal) = &mut self.seal else { return Ok(()) };
         let mut tag = [0; 16];
         self.stream.read_exact(&mut tag).map_err(ChannelError::io("receive"))?;

@@ -36,11 +36,11 @@ pub trait Line: Send {
     /// As [`LineError`].
     fn ask(&mut self, want: &Want) -> Result<(), LineError>;
 
-    /// Receives the next answer into a buffer, and says which extent it is.
+    /// Receives the next answer into a buffer, and says which extent it is. `unwanted` may end a slow one.
     ///
     /// # Errors
     /// As [`LineError`].
-    fn take(&mut self, buffer: &mut Buffer) -> Result<Want, LineError>;
+    fn take(&mut self, buffer: &mut Buffer, unwanted: &dyn Fn() -> bool) -> Result<Want, LineError>;
 
     /// The sha256 of each of `count` extents from `offset` on; `None` when the source cannot tell.
     ///

@@ -77,6 +77,8 @@ pub struct Pull<'a> {
     pool: Pool,
     clock: Clock,
     buffered: AtomicBool,
+    /// Every extent has arrived: what is still under way is a copy.
+    finished: AtomicBool,
 }
 
 /// When bytes came.
@@ -133,6 +135,7 @@ impl<'a> Pull<'a> {
             pool,
             clock: Clock::default(),
             buffered: AtomicBool::new(false),
+            finished: AtomicBool::new(false),
         }
     }
 
@@ -238,7 +241,7 @@ impl<'a> Pull<'a> {
     }
 
     fn going(&self) -> bool {
-        !self.stop.load(Ordering::Relaxed) && lock(&self.fatal).is_none()
+        !self.finished.load(Ordering::Relaxed) && !self.stop.load(Ordering::Relaxed) && lock(&self.fatal).is_none()
     }
 
     fn fail(&self, error: WeightsError) {
@@ -258,15 +261,12 @@ impl<'a> Pull<'a> {
             match outcome {
                 Ok(()) => return,
                 Err(LineError::Fatal(error)) => return self.fail(error),
+                Err(LineError::Lost { .. }) if self.finished.load(Ordering::Relaxed) => return,
                 Err(LineError::Lost { why, wait }) => {
                     tracing::debug!("{why}");
                     lock(&self.ways[way]).last_error = Some(why);
                     self.judge_silence();
                     self.rest(wait.unwrap_or(Duration::from_millis(300)));
-                    if matches!(lock(&self.sched).next(who, Duration::ZERO), Next::Finished) {
-                        return;
-                    }
-                    lock(&self.sched).lost(who);
                 }
             }
         }
@@ -295,7 +295,6 @@ impl<'a> Pull<'a> {
     fn converse(&self, way: usize, who: u32, line: &mut dyn Line) -> Result<(), LineError> {
         let mut asked = VecDeque::new();
         while self.going() {
-            let mut finished = false;
             while asked.len() < DEPTH {
                 let next = lock(&self.sched).next(who, self.started.elapsed());
                 match next {
@@ -306,13 +305,13 @@ impl<'a> Pull<'a> {
                     }
                     Next::Wait => break,
                     Next::Finished => {
-                        finished = true;
+                        self.finished.store(true, Ordering::Relaxed);
                         break;
                     }
                 }
             }
             let Some(expected) = asked.pop_front() else {
-                if finished {
+                if self.finished.load(Ordering::Relaxed) {
                     return Ok(());
                 }
                 let sched = lock(&self.sched);
@@ -322,7 +321,7 @@ impl<'a> Pull<'a> {
             };
             let mut buffer =
                 self.pool.take(Duration::from_secs(10)).ok_or_else(|| LineError::lost("no buffer is free"))?;
-            let got = line.take(&mut buffer)?;
+            let got = line.take(&mut buffer, &|| self.finished.load(Ordering::Relaxed))?;
             if got != expected || buffer.used().len() != got.len as usize {
                 return Err(LineError::Fatal(WeightsError::Peer("the source answered another question".into())));
             }
@@ -423,7 +422,7 @@ impl<'a> Pull<'a> {
                 Err(LineError::Fatal(error)) => return Err(error),
                 Err(LineError::Lost { why, .. }) => {
                     last = why;
-                    self.rest(Duration::from_millis(300));
+                    std::thread::sleep(Duration::from_millis(300));
                 }
             }
         }

@@ -127,7 +127,7 @@ impl Rails {
                 _ => return Err(line.odd()),
             }
             let room = buffer.whole().get_mut(..len as usize).unwrap_or_default();
-            line.channel.receive_bytes(&want, room).map_err(|e| of_channel(&line.name, e))?;
+            line.channel.receive_bytes(&want, room, &|| false).map_err(|e| of_channel(&line.name, e))?;
             bytes += u64::from(len);
         }
         let nanos = start.elapsed().as_nanos().max(1);
@@ -183,11 +183,11 @@ impl Line for RailLine {
         self.say(&Request::Get(*want))
     }
 
-    fn take(&mut self, buffer: &mut Buffer) -> Result<Want, LineError> {
+    fn take(&mut self, buffer: &mut Buffer, unwanted: &dyn Fn() -> bool) -> Result<Want, LineError> {
         let Answer::Data(want) = self.hear()? else { return Err(self.odd()) };
         let len = want.len as usize;
         let room = buffer.whole().get_mut(..len).unwrap_or_default();
-        self.channel.receive_bytes(&want, room).map_err(|e| of_channel(&self.name, e))?;
+        self.channel.receive_bytes(&want, room, unwanted).map_err(|e| of_channel(&self.name, e))?;
         buffer.set_len(len);
         Ok(want)
     }

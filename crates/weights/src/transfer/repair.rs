@@ -66,7 +66,7 @@ fn mend(
     }
     let want = Want { file: part.index(), offset: at, len: u32::try_from(len).unwrap_or(u32::MAX) };
     line.ask(&want)?;
-    if line.take(theirs)? != want {
+    if line.take(theirs, &|| false)? != want {
         return Err(LineError::Fatal(WeightsError::Peer("the sender answered another question".into())));
     }
     if wanted.is_some_and(|w| *w != Sha::of(theirs.used())) {

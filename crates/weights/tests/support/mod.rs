@@ -189,8 +189,7 @@ pub fn proxy(to: SocketAddr, harm: Harm) -> SocketAddr {
 
 fn damage(mut from: TcpStream, mut to: TcpStream, harm: &Harm, passed: &AtomicU64) {
     let (mut buffer, mut own) = (vec![0; 65536], 0_u64);
-    loop {
-        let Ok(read) = from.read(&mut buffer) else { break };
+    while let Ok(read) = from.read(&mut buffer) {
         if read == 0 {
             break;
         }
