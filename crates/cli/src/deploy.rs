@@ -92,7 +92,7 @@ pub struct DeployArgs {
   nix run .#rollback -- --cluster lab --to lane:lab-a")]
 pub struct RollbackArgs {
     /// Number of a release, or lane:NAME for its newest release [default: the one before the current]
-    #[arg(long, value_name = "N|lane:NAME", value_parser = release)]
+    #[arg(long, value_name = "N|lane:NAME", value_parser = release, allow_hyphen_values = true)]
     to: Option<Target>,
     #[command(flatten)]
     reach: Reach,

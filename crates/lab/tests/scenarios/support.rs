@@ -31,7 +31,7 @@ static TURN: Mutex<Option<String>> = Mutex::new(None);
 pub struct Rig {
     pub lab: Lab,
     /// Folder of the apps in the control machine's store.
-    bin: String,
+    pub bin: String,
     _turn: MutexGuard<'static, Option<String>>,
 }
 
