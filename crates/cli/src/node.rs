@@ -39,7 +39,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let paths = HostPaths::system();
     let done = match args.command {
         Command::Status => status::read(&paths, &Systemd, env!("CARGO_PKG_VERSION")).and_then(|s| print(&s)),
-        Command::Stage => request().and_then(|r| stage(&paths, &r, &[], &parts::real)).and_then(|s| print(&s)),
+        Command::Stage => {
+            request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
+        }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
     };
     Ok(exit(done))
