@@ -5,6 +5,7 @@
 //! collects; `transfer` moves a set between nodes over their rails; `fetch` fills a store over HTTP.
 
 pub mod adopt;
+pub mod agent;
 pub mod blobs;
 pub mod buffer;
 pub mod error;
