@@ -151,7 +151,7 @@ fn release(text: &str) -> Result<Target, String> {
 }
 
 impl Reach {
-    fn site(&self) -> Result<Site, DeployError> {
+    pub(crate) fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())
     }
@@ -160,7 +160,12 @@ impl Reach {
         if self.json { Box::new(Quiet) } else { Box::new(Lines::default()) }
     }
 
-    fn options(&self, how: Option<&How>) -> DeployOptions {
+    /// True when one JSON object is wanted.
+    pub(crate) fn json(&self) -> bool {
+        self.json
+    }
+
+    pub(crate) fn options(&self, how: Option<&How>) -> DeployOptions {
         let goal = match how {
             Some(how) if how.dry_activate => Goal::DryActivate,
             Some(how) if how.boot => Goal::Boot,
@@ -234,6 +239,7 @@ fn failed(json: bool, error: &DeployError) -> ExitCode {
         DeployError::Usage(_) => "usage",
         DeployError::Busy(_) => "busy",
         DeployError::InDoubt(_) => "in-doubt",
+        DeployError::Failed(_) => "failed",
         _ => "refused",
     };
     let exit_code = error.exit_code();

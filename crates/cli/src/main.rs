@@ -12,6 +12,7 @@ mod parts;
 mod reference;
 mod report;
 mod txn;
+mod weights;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -51,6 +52,8 @@ enum Command {
     Lab(lab::Args),
     /// List, show, check and compare lanes.
     Lane(lane::Args),
+    /// Weights: verify, send between nodes, adopt, collect.
+    Weights(weights::Args),
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
+        Command::Weights(args) => weights::run(args),
         Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {

@@ -61,6 +61,8 @@ pub struct PullRequest {
     pub rate: Option<u64>,
     /// Connections per rail.
     pub connections: Option<usize>,
+    /// Seconds without any byte after which it fails.
+    pub give_up_secs: Option<u64>,
     /// Read everything back from the disk before it becomes visible to a preflight as proved.
     pub readback: bool,
 }
@@ -183,6 +185,7 @@ pub fn pull(request: &PullRequest, stop: &AtomicBool, say: &Say<'_>) -> Result<R
     let staging = store.staging(&request.manifest, &going)?;
     let mut options = PullOptions { rate: request.rate, ..PullOptions::default() };
     options.connections = request.connections.unwrap_or(options.connections).clamp(1, 8);
+    options.give_up = request.give_up_secs.map_or(options.give_up, Duration::from_secs);
     let progress = Progress::default();
     let ended = AtomicBool::new(false);
     let pulled = std::thread::scope(|scope| {

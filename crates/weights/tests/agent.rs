@@ -52,6 +52,7 @@ fn a_store_is_sent_to_a_store_and_a_second_time_nothing_moves() {
             rails,
             rate: None,
             connections: Some(1),
+            give_up_secs: None,
             readback: true,
         };
         let notes = Mutex::new(Vec::new());
