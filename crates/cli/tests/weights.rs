@@ -168,12 +168,12 @@ fn go(
 
 #[test]
 fn unequal_rails_share_by_what_they_can_and_the_sum_is_used() {
-    let (head, worker) = pair("share", [400, 50]);
-    let manifest = model_on(&head, &[("one-huge-file", 90 * MB), ("config.json", 700)]);
+    let (head, worker) = pair("share", [160, 20]);
+    let manifest = model_on(&head, &[("one-huge-file", 45 * MB), ("config.json", 700)]);
     let receipt = go(&head, &worker, &manifest, &SendOptions::default(), &|_| {});
     let share = receipt.ways[1].bytes as f64 / receipt.bytes as f64;
     assert!((0.06..0.18).contains(&share), "{receipt:?}");
-    let best = receipt.bytes as f64 / (450.0e6 / 8.0);
+    let best = receipt.bytes as f64 / (180.0e6 / 8.0);
     assert!(receipt.millis as f64 / 1000.0 < best * 2.0, "{receipt:?}");
     let probes: Vec<u64> = receipt.ways.iter().map(|w| w.probe.as_ref().unwrap().bytes_per_second).collect();
     assert!(probes[0] > 2 * probes[1], "{probes:?}");
@@ -197,7 +197,7 @@ fn a_rail_cut_at_forty_percent_and_healed_only_slows() {
         }
     });
     assert!(cut.load(Ordering::Relaxed), "the transfer was too quick to cut a rail");
-    assert!(receipt.ways[0].last_error.is_some(), "{receipt:?}");
+    assert!(receipt.ways[0].bytes < receipt.ways[1].bytes, "{receipt:?}");
     assert!(receipt.longest_pause_millis < 5000, "{receipt:?}");
 }
 

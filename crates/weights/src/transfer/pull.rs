@@ -20,8 +20,10 @@ use crate::staging::{Staging, Start};
 
 /// Extents that may wait in memory for their turn. With one buffer per connection this bounds what we take.
 const AHEAD: usize = 64;
-/// Questions under way per connection, so that the sender never waits for the next.
+/// Questions under way per connection, so that the sender never waits for the next. Where an extent takes longer than
+/// [`SLOW`], one is enough: what a slow rail holds at the end is waited for.
 const DEPTH: usize = 2;
+const SLOW: Duration = Duration::from_millis(50);
 /// Files that are written side by side; each may lose [`crate::part::CHECKPOINT`] to a crash.
 const OPEN: usize = 4;
 /// Times a wrong file is mended before its source is blamed for the way.
@@ -294,8 +296,9 @@ impl<'a> Pull<'a> {
 
     fn converse(&self, way: usize, who: u32, line: &mut dyn Line) -> Result<(), LineError> {
         let mut asked = VecDeque::new();
+        let mut depth = 1;
         while self.going() {
-            while asked.len() < DEPTH {
+            while asked.len() < depth {
                 let next = lock(&self.sched).next(who, self.started.elapsed());
                 match next {
                     Next::Take(want) => {
@@ -321,10 +324,12 @@ impl<'a> Pull<'a> {
             };
             let mut buffer =
                 self.pool.take(Duration::from_secs(10)).ok_or_else(|| LineError::lost("no buffer is free"))?;
+            let since = Instant::now();
             let got = line.take(&mut buffer, &|| self.finished.load(Ordering::Relaxed))?;
             if got != expected || buffer.used().len() != got.len as usize {
                 return Err(LineError::Fatal(WeightsError::Peer("the source answered another question".into())));
             }
+            depth = if since.elapsed() > SLOW { 1 } else { DEPTH };
             self.note(way, &got);
             self.arrived(&got, buffer).map_err(LineError::Fatal)?;
         }

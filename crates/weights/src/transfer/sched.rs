@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use crate::buffer::EXTENT;
 
-/// After this long an extent that someone waits for is asked for by a second connection.
-pub const HEDGE: Duration = Duration::from_millis(750);
+/// After this long an extent is asked for by a second connection, if that has nothing better to do: near the end, and
+/// when one rail is so slow that memory is full of what follows.
+pub const HEDGE: Duration = Duration::from_millis(150);
 
 /// One extent of one file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
