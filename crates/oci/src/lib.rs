@@ -1,0 +1,17 @@
+//! Images: documents and layouts as they are on disk and on the wire, a registry client, a loopback registry.
+//!
+//! One identity is compared everywhere: the digest of a manifest's bytes. Documents are kept as the bytes they came as and
+//! are never made again from a parsed form (facts/image-tools.md, finding 2).
+
+pub mod digest;
+pub mod error;
+pub mod layout;
+pub mod manifest;
+pub mod media;
+pub mod reference;
+
+pub use digest::Digest;
+pub use error::OciError;
+pub use layout::Layout;
+pub use manifest::{Config, Descriptor, Document, Index, Manifest, Platform};
+pub use reference::Reference;
