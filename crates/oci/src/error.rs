@@ -62,6 +62,19 @@ pub enum OciError {
         /// The blob.
         digest: Digest,
     },
+    /// No room for what is to come.
+    #[error("{path} has {} MiB free, {} MiB are needed; make room (sparklane image gc)", .free >> 20, (.needed >> 20) + 1)]
+    Space {
+        /// The folder.
+        path: Utf8PathBuf,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes free.
+        free: u64,
+    },
+    /// A registry refused, failed or lied.
+    #[error(transparent)]
+    Registry(#[from] crate::registry::RegistryError),
     /// An index that offers no, or more than one, image for a platform.
     #[error("{what}: {why}")]
     Platform {

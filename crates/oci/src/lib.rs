@@ -8,7 +8,10 @@ pub mod error;
 pub mod layout;
 pub mod manifest;
 pub mod media;
+pub mod partial;
 pub mod reference;
+pub mod registry;
+pub mod serve;
 
 pub use digest::Digest;
 pub use error::OciError;

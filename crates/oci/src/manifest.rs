@@ -338,6 +338,15 @@ impl Manifest {
 }
 
 impl Index {
+    /// Its media type.
+    #[must_use]
+    pub fn media_type(&self) -> &'static str {
+        match self.family {
+            Family::Docker => media::DOCKER_LIST,
+            Family::Oci => media::OCI_INDEX,
+        }
+    }
+
     fn read(bytes: Vec<u8>, digest: Digest, family: Family, tree: Map<String, Value>) -> Result<Self, String> {
         let manifests = list("manifests", &tree)?;
         let manifests: Result<Vec<_>, _> =
