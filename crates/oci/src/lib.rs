@@ -5,16 +5,21 @@
 
 pub mod digest;
 pub mod error;
+pub mod fetch;
 pub mod layout;
 pub mod manifest;
 pub mod media;
 pub mod partial;
+pub mod pin;
 pub mod reference;
 pub mod registry;
 pub mod serve;
+pub mod source;
 
 pub use digest::Digest;
 pub use error::OciError;
 pub use layout::Layout;
 pub use manifest::{Config, Descriptor, Document, Index, Manifest, Platform};
+pub use pin::Pin;
 pub use reference::Reference;
+pub use source::BlobSource;
