@@ -75,6 +75,16 @@ pub enum OciError {
     /// A registry refused, failed or lied.
     #[error(transparent)]
     Registry(#[from] crate::registry::RegistryError),
+    /// docker could not be asked, refused, or has something else than it should.
+    #[error("docker ({socket}) did not {what}: {why}")]
+    Docker {
+        /// Its socket or store.
+        socket: String,
+        /// What was asked.
+        what: &'static str,
+        /// Its words.
+        why: String,
+    },
     /// An index that offers no, or more than one, image for a platform.
     #[error("{what}: {why}")]
     Platform {

@@ -4,11 +4,13 @@
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
 pub mod digest;
+pub mod docker;
 pub mod error;
 pub mod fetch;
 pub mod layout;
 pub mod manifest;
 pub mod media;
+pub mod node;
 pub mod partial;
 pub mod pin;
 pub mod reference;

@@ -34,6 +34,29 @@ pub trait BlobSource {
     fn fetch(&mut self, layout: &Layout, wanted: &[Descriptor], progress: &dyn Fn(Event)) -> Result<Pulled, OciError>;
 }
 
+/// No source: what is not here already is nowhere.
+#[derive(Debug, Clone, Copy)]
+pub struct Nowhere;
+
+impl BlobSource for Nowhere {
+    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+        Err(nowhere(digest))
+    }
+
+    fn fetch(&mut self, layout: &Layout, wanted: &[Descriptor], _: &dyn Fn(Event)) -> Result<Pulled, OciError> {
+        match wanted.iter().find(|d| !layout.has(&d.digest)) {
+            Some(missing) => Err(nowhere(&missing.digest)),
+            None => Ok(Pulled { present: wanted.len() as u64, ..Pulled::default() }),
+        }
+    }
+}
+
+fn nowhere(digest: &Digest) -> OciError {
+    let why = "neither the closure nor this node has it, and the image's reference names no registry; \
+               bring it with sparklane image pull or sparklane image adopt";
+    OciError::document(format!("blob {digest}"), why)
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Question {

@@ -1,6 +1,7 @@
 //! `sparklane image …`: pins, pulls and serves images. Each subcommand is a file.
 
 mod common;
+pub mod node;
 mod pin;
 mod pull;
 mod push;

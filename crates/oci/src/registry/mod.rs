@@ -10,9 +10,11 @@ pub mod push;
 pub mod range;
 pub mod repo;
 pub mod retry;
+mod source;
 
 pub use credentials::Credentials;
 pub use error::RegistryError;
 pub use http::{Http, Timeouts};
 pub use pull::{Event, PullOptions, Pulled, pull_blobs};
 pub use repo::{Registry, Repo, Resolved};
+pub use source::RepoSource;

@@ -223,6 +223,21 @@ impl Repo {
         Ok(bytes)
     }
 
+    /// Fetches a small blob of which only the digest is known, and proves it.
+    ///
+    /// # Errors
+    /// As [`Repo::document`].
+    pub async fn blob_of_unknown_size(&self, digest: &digest::Digest) -> Result<Vec<u8>, OciError> {
+        let url = self.url(&format!("blobs/{digest}"))?;
+        let answer = self.ask(&|| Ok(Ask::new(Method::GET, url.clone()))).await?;
+        if !is_success(answer.status()) {
+            return Err(self.http.refusal(answer).await.into());
+        }
+        let bytes = self.http.read(answer, usize::try_from(DOCUMENT_MAX).unwrap_or(usize::MAX)).await?;
+        check_digest(&shown(&url), digest, digest::of(&bytes))?;
+        Ok(bytes)
+    }
+
     /// Follows a reference to the one image for a platform, with its config.
     ///
     /// # Errors
