@@ -1,5 +1,4 @@
 import ./base/lab.nix {
   name = "lab-a";
   description = "the lab's first lane";
-  maxNumSeqs = 4;
 }

@@ -1,5 +1,5 @@
 import ./base/lab.nix {
   name = "lab-b";
   description = "lab-a with one flag changed";
-  maxNumSeqs = 8;
+  serve.maxNumSeqs = 8;
 }

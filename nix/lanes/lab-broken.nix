@@ -1,6 +1,5 @@
 import ./base/lab.nix {
   name = "lab-broken";
   description = "answers 200 and never a token";
-  maxNumSeqs = 4;
-  extraArgs = [ "--sim-fail" "no-tokens" ];
+  serve.extraArgs = [ "--sim-fail" "no-tokens" ];
 }

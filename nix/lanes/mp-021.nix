@@ -2,9 +2,9 @@ import ./base/mp.nix {
   name = "mp-021";
   description = "DeepSeek V4 Flash 0731 without Ray, vLLM 0.21 under /opt/env: what mp-0251 rolls back to";
   image = "stage-c-fi3615";
-  captureSize = 48;
-  nvcc = "/opt/env/bin/nvcc";
+  serve.maxCudagraphCaptureSize = 48;
   env = {
+    DG_JIT_NVCC_COMPILER = "/opt/env/bin/nvcc";
     VLLM_DSPARK_CONFIDENCE_SCHEDULER = "off";
     VLLM_DSPARK_CONFIDENCE_THRESHOLD = "0.0";
     VLLM_DSPARK_FUSED_MARKOV_ARGMAX = "0";

@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::flow::images::ImageOptions;
 use sparklane_deploy::progress::{Lines, Observer, Quiet};
-use sparklane_deploy::{DeployError, DeployOptions, Flow, Site, Target, Verdict};
-use sparklane_host::status::NodeStatus;
+use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
 
@@ -61,6 +61,15 @@ pub struct How {
     /// Take over files that are not ours; they are put back when a later lane leaves them.
     #[arg(long)]
     takeover: bool,
+    /// Fetch an image that a node lacks although it serves, at most so many bytes per second, e.g. 50M.
+    #[arg(long, value_name = "RATE", value_parser = crate::image::rate)]
+    while_serving: Option<u64>,
+    /// Registry that nodes may speak plain http to; repeat it for more.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    plain_http: Vec<String>,
+    /// File on the head with the registry's login, readable by root only.
+    #[arg(long, value_name = "FILE")]
+    registry_auth: Option<Utf8PathBuf>,
     /// File with the secret key that signs closures [default: /etc/sparklane/signing.key when it exists]
     #[arg(long, value_name = "FILE")]
     signing_key: Option<Utf8PathBuf>,
@@ -93,7 +102,7 @@ pub struct DeployArgs {
   nix run .#rollback -- --cluster lab --to lane:lab-a")]
 pub struct RollbackArgs {
     /// Number of a release, or lane:NAME for its newest release [default: the one before the current]
-    #[arg(long, value_name = "N|lane:NAME", value_parser = release)]
+    #[arg(long, value_name = "N|lane:NAME", value_parser = release, allow_hyphen_values = true)]
     to: Option<Target>,
     #[command(flatten)]
     reach: Reach,
@@ -119,7 +128,7 @@ pub struct PlanArgs {
   nix run .#status -- --cluster lab
   nix run .#status -- --cluster lab --watch
 
-Exit codes: 0 all nodes on one release, 1 not so, 4 in doubt or a node does not answer.")]
+Exit codes: 0 all nodes on one release and serving, 1 not so, 4 in doubt or a node does not answer.")]
 pub struct StatusArgs {
     #[command(flatten)]
     reach: Reach,
@@ -179,6 +188,11 @@ impl Reach {
             ssh_user: self.ssh_user.clone(),
             ssh_opts: self.ssh_opts.clone(),
             hostnames: self.hostname.clone(),
+            images: how.map_or_else(ImageOptions::default, |h| ImageOptions {
+                while_serving: h.while_serving,
+                plain_http: h.plain_http.clone(),
+                auth_file: h.registry_auth.clone(),
+            }),
         }
     }
 }
@@ -275,27 +289,6 @@ pub fn plan(args: PlanArgs) -> miette::Result<ExitCode> {
     })
 }
 
-/// One node in `status`.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct NodeRow {
-    node: NodeName,
-    status: Option<NodeStatus>,
-    error: Option<String>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ClusterStatus {
-    cluster: String,
-    /// `release N`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`.
-    state: String,
-    release: Option<u64>,
-    exit_code: u8,
-    next: Option<String>,
-    nodes: Vec<NodeRow>,
-}
-
 /// `sparklane status`.
 ///
 /// # Errors
@@ -305,7 +298,7 @@ pub fn status(args: StatusArgs) -> miette::Result<ExitCode> {
     loop {
         let code = match survey(reach) {
             Ok(status) => {
-                show(reach.json, &status, &lines(&status));
+                show(reach.json, &status, &status.to_string());
                 ExitCode::from(status.exit_code)
             }
             Err(error) => failed(reach.json, &error),
@@ -320,95 +313,7 @@ pub fn status(args: StatusArgs) -> miette::Result<ExitCode> {
 fn survey(reach: &Reach) -> Result<ClusterStatus, DeployError> {
     let site = reach.site()?;
     let options = reach.options(None);
-    let flow = Flow::new(&site, &options, &Quiet)?;
-    let rows: Vec<NodeRow> = flow
-        .survey()
-        .into_iter()
-        .map(|(member, answer)| match answer {
-            Ok(status) => NodeRow { node: member.node, status, error: None },
-            Err(error) => NodeRow { node: member.node, status: None, error: Some(error.to_string()) },
-        })
-        .collect();
-    Ok(judge(site.cluster.name.to_string(), rows))
-}
-
-fn judge(cluster: String, nodes: Vec<NodeRow>) -> ClusterStatus {
-    use sparklane_txn::State;
-    let statuses: Vec<&NodeStatus> = nodes.iter().filter_map(|n| n.status.as_ref()).collect();
-    let unreachable = nodes.iter().any(|n| n.error.is_some());
-    let open = statuses.iter().any(|s| !s.open.is_empty());
-    let doubt = statuses.iter().any(|s| s.open.iter().any(|t| t.state == State::InDoubt));
-    let stuck = statuses.iter().any(|s| s.last.as_ref().is_some_and(|t| t.state == State::Stuck));
-    let on = |r: &sparklane_lane::Release| {
-        nodes.iter().all(|n| {
-            let part = r.nodes.iter().find(|p| p.node == n.node).map(|p| &p.path);
-            part == n.status.as_ref().and_then(|s| s.current.as_ref()).map(|c| &c.path)
-        })
-    };
-    let release = statuses.first().and_then(|s| s.releases.iter().rev().find(|r| on(r))).map(|r| r.number);
-    let lanes: std::collections::BTreeSet<String> =
-        statuses.iter().filter_map(|s| s.generation.as_ref()).map(|g| g.lane.to_string()).collect();
-    let deployed = statuses.iter().filter(|s| s.current.is_some()).count();
-    let resolve = "on the node: sudo sparklane txn resolve (see docs/operations.md, In doubt)";
-    let (state, exit_code, next) = if doubt || stuck {
-        ("in doubt".to_owned(), 4, Some(resolve))
-    } else if unreachable {
-        ("unreachable".to_owned(), 4, Some("bring the node back to the network, then ask again"))
-    } else if open {
-        ("transaction open".to_owned(), 1, Some("wait: it ends at its deadline at the latest"))
-    } else if let Some(number) = release {
-        (format!("release {number}"), 0, None)
-    } else if deployed == 0 {
-        ("nothing deployed".to_owned(), 1, Some("nix run .#deploy"))
-    } else if deployed == nodes.len() && lanes.len() == 1 {
-        ("unreleased".to_owned(), 1, Some("deploy once with sparklane; it adopts what the nodes have"))
-    } else {
-        ("mixed".to_owned(), 4, Some("nix run .#deploy brings all nodes to one lane"))
-    };
-    ClusterStatus { cluster, state, release, exit_code, next: next.map(str::to_owned), nodes }
-}
-
-fn lines(status: &ClusterStatus) -> String {
-    let mut text = format!("{}: {}", status.cluster, status.state);
-    for row in &status.nodes {
-        text.push_str(&format!("\n  {:<8} ", row.node.as_str()));
-        match (&row.status, &row.error) {
-            (_, Some(error)) => text.push_str(error),
-            (None, None) => text.push_str("nothing deployed"),
-            (Some(s), None) => text.push_str(&node_line(s)),
-        }
-    }
-    if let Some(next) = &status.next {
-        text.push_str(&format!("\n  do: {next}"));
-    }
-    text
-}
-
-fn node_line(s: &NodeStatus) -> String {
-    let lane = s.generation.as_ref().map_or_else(|| "nothing".to_owned(), |g| g.lane.to_string());
-    let engine = s.engine.as_ref().map_or_else(String::new, |e| {
-        let text = if e.text.is_empty() { e.sub.as_str() } else { e.text.as_str() };
-        format!(", engine {} ({text})", e.active)
-    });
-    let open: String = s
-        .open
-        .iter()
-        .map(|t| {
-            let why = t.why.as_deref().map_or_else(String::new, |w| format!(": {w}"));
-            let torn = if t.torn { " (a torn record was dropped)" } else { "" };
-            let left = t.deadline_millis / 1000;
-            format!("\n             {} {} by {}, {left} s left{torn}{why}", t.state, t.txn, t.owner)
-        })
-        .collect();
-    let drift = if s.drift.is_empty() {
-        String::new()
-    } else {
-        format!("\n             edited by hand: {}", s.drift.join(", "))
-    };
-    let last = s.last.as_ref().filter(|t| t.state != sparklane_txn::State::Committed).map_or_else(String::new, |t| {
-        format!("\n             last: {} {} ({})", t.txn, t.state, t.why.as_deref().unwrap_or(""))
-    });
-    format!("{lane}{engine}{open}{drift}{last}")
+    Ok(Flow::new(&site, &options, &Quiet)?.survey())
 }
 
 /// `sparklane releases`.

@@ -81,7 +81,7 @@ fn transact(paths: &HostPaths, to: Side, goal: Goal, confirm: &Confirm, window: 
         dry: goal == Goal::DryActivate,
         deploy_rs: Some(confirm.clone()),
     };
-    let staged = stage(paths, &request, &[], &parts::real)?;
+    let staged = stage(paths, &request, &parts::stage_steps(), &parts::real)?;
     show(&staged)?;
     if request.dry {
         eprintln!("dry activation: every check passed, nothing was changed");

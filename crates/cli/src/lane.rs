@@ -10,7 +10,7 @@ use serde_json::json;
 use sparklane_lane::catalog::{Deviation, FileProblem, RawCatalog, any_refused};
 use sparklane_lane::diff::{NodeDiff, argv_table, diff};
 use sparklane_lane::render::{Input, render_all};
-use sparklane_lane::{Catalog, Generation, NodeName};
+use sparklane_lane::{Catalog, Generation, NodeName, rules};
 
 /// List, show, check and compare lanes.
 #[derive(Debug, clap::Args)]
@@ -214,7 +214,7 @@ fn print_generation(generation: &Generation) {
 
 fn compare(catalog: &Catalog, (old, new): (&str, &str), on: &On, as_json: bool) -> miette::Result<()> {
     let after = place(catalog, new, on)?;
-    let before = catalog.input(after.cluster.name.as_str(), old).map_err(named)?;
+    let before = place(catalog, old, &On { cluster: Some(after.cluster.name.to_string()), node: None })?;
     let (before, after) = (generations(before, on)?, generations(after, on)?);
     let diffs: Vec<NodeDiff> = before.iter().zip(&after).map(|(old, new)| diff(old, new)).collect();
     if as_json {
@@ -227,7 +227,8 @@ fn compare(catalog: &Catalog, (old, new): (&str, &str), on: &On, as_json: bool) 
 /// The lane on the named cluster, or on the only one that can run it.
 fn place<'a>(catalog: &'a Catalog, lane: &str, on: &On) -> miette::Result<Input<'a>> {
     if let Some(cluster) = &on.cluster {
-        return catalog.input(cluster, lane).map_err(named);
+        let input = catalog.input(cluster, lane).map_err(named)?;
+        return if rules::fits(&input) { Ok(input) } else { Err(miette!("{}", cannot_run(&input))) };
     }
     let all = catalog.clusters.values().flat_map(|c| catalog.lanes_of(c));
     let fitting: Vec<Input<'_>> = all.filter(|i| i.lane.name.as_str() == lane).collect();
@@ -244,6 +245,12 @@ fn place<'a>(catalog: &'a Catalog, lane: &str, on: &On) -> miette::Result<Input<
             Err(miette!("which cluster? --cluster {}", names.join(" | ")))
         }
     }
+}
+
+fn cannot_run(input: &Input<'_>) -> String {
+    let systems: Vec<String> = input.image.systems.iter().map(ToString::to_string).collect();
+    let (cluster, lane, image) = (&input.cluster.name, &input.lane.name, &input.lane.image);
+    format!("cluster {cluster} cannot run {lane}: its image {image} is for {} only", systems.join(", "))
 }
 
 fn generations(input: Input<'_>, on: &On) -> miette::Result<Vec<Generation>> {

@@ -51,7 +51,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let done = match args.command {
         Command::Status => status::read(&paths, &Systemd, env!("CARGO_PKG_VERSION")).and_then(|s| print(&s)),
         Command::Stage => {
-            request().and_then(|r| stage(&paths, &r, &image::steps(), &parts::real)).and_then(|s| print(&s))
+            request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
         Command::ImageState => image::state().and_then(|s| print(&s)),

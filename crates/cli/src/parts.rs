@@ -2,12 +2,16 @@
 
 use std::cell::RefCell;
 use std::ops::ControlFlow;
+use std::time::Duration;
 
+use sparklane_engine::docker;
 use sparklane_engine::gate::{GateContext, GateResult, Progress, RealClock, wait_gate};
 use sparklane_engine::probe::HttpProber;
 use sparklane_engine::systemd::Systemctl;
+use sparklane_host::HostError;
 use sparklane_host::node::{Gates, Parts};
 use sparklane_host::profile::NixEnv;
+use sparklane_host::stage::{Context, StageStep};
 use sparklane_host::units::Systemd;
 use sparklane_lane::Generation;
 use sparklane_lane::generation::{Gate, GateKind, GateScope};
@@ -18,6 +22,32 @@ use sparklane_txn::plan::ENGINE_UNIT;
 #[must_use]
 pub fn real() -> Parts {
     Parts { units: Box::new(Systemd), mover: Box::new(NixEnv), gates: Box::new(EngineGates) }
+}
+
+/// Checks of other parts before anything changes.
+#[must_use]
+pub fn stage_steps() -> Vec<Box<dyn StageStep>> {
+    vec![Box::new(DockerImage)]
+}
+
+/// Docker answers, and knows the image by its digest: found now and not after the old lane has stopped.
+struct DockerImage;
+
+/// Longest wait for docker's answer.
+const DOCKER_WAIT: Duration = Duration::from_secs(20);
+
+impl StageStep for DockerImage {
+    fn name(&self) -> &'static str {
+        "image"
+    }
+    fn check(&self, context: &Context<'_>) -> Result<(), HostError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|e| HostError::Refused(format!("no runtime: {e}")))?;
+        let image = &context.generation.image;
+        let asked =
+            runtime.block_on(async { docker::Client::connect(docker::SOCKET, DOCKER_WAIT).await?.image(image).await });
+        asked.map(drop).map_err(|e| HostError::Refused(e.to_string()))
+    }
 }
 
 /// Gates as the engine part judges them. Before a node's own, its unit must be READY.

@@ -1,8 +1,10 @@
 //! `sparklane txn …`: the transactions of this node.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Subcommand;
+use sparklane_host::decide::{self, Word};
 use sparklane_host::{HostError, HostPaths, peer, resolve, serve, talk, txns};
 use sparklane_lane::TxnId;
 use sparklane_txn::{Boot, State};
@@ -14,7 +16,8 @@ use crate::parts;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sparklane txn list
-  sudo sparklane txn resolve")]
+  sudo sparklane txn resolve
+  sudo sparklane txn decide 20261130-101500-a1b2c3 aborted")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -44,6 +47,15 @@ enum Command {
         #[arg(long, conflicts_with = "id")]
         ssh: bool,
     },
+    /// On a worker in doubt whose head is gone for good: say yourself what became of the transaction.
+    ///
+    /// Refused while the head answers. `committed` keeps the new lane, `aborted` returns to the old one.
+    Decide {
+        /// Transaction in doubt
+        id: TxnId,
+        /// What became of it
+        word: DecideWord,
+    },
     /// End what a crash left: to exactly the old or exactly the new generation.
     Resolve {
         /// Run before the lane, from the boot unit: waits for nothing.
@@ -51,6 +63,18 @@ enum Command {
         boot: bool,
     },
 }
+
+/// A person's decision.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum DecideWord {
+    /// The new lane stays.
+    Committed,
+    /// Back to the old lane.
+    Aborted,
+}
+
+/// Asking the head takes up to fifteen seconds, going back a stop, a start and the proof.
+const FOLLOW: Duration = Duration::from_secs(120);
 
 /// Runs the subcommand. Exit codes: 0 done, 1 refused, 4 in doubt or stuck, 5 busy.
 ///
@@ -63,6 +87,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Run { id } => serve::run(&paths, &id, parts::real()).map(drop),
         Command::Talk { id } => talk::talk(&paths, &id, std::io::stdin().lock(), std::io::stdout().lock()),
         Command::Decision { id, ssh } => decision(&paths, id, ssh),
+        Command::Decide { id, word } => return Ok(decide(&paths, &id, word)),
         Command::Resolve { boot } => return Ok(resolve(&paths, boot)),
     };
     Ok(exit(done))
@@ -84,6 +109,33 @@ fn decision(paths: &HostPaths, id: Option<TxnId>, ssh: bool) -> Result<(), HostE
         return Err(HostError::Refused("this key may only ask: sparklane txn decision ID".into()));
     };
     print(&txns::decision(paths, &id)?)
+}
+
+fn decide(paths: &HostPaths, id: &TxnId, word: DecideWord) -> ExitCode {
+    let word = match word {
+        DecideWord::Committed => Word::Committed,
+        DecideWord::Aborted => Word::Aborted,
+    };
+    if let Err(error) = decide::decide(paths, id, word, |id| peer::ask(paths, id)) {
+        return exit(Err(error));
+    }
+    // The process in doubt asks every two seconds and holds the lock; without one we end it ourselves.
+    match resolve::resolve(paths, Boot::Same, &parts::real) {
+        Ok(_) | Err(HostError::Busy(_)) => {}
+        Err(error) => return exit(Err(error)),
+    }
+    match decide::followed(paths, id, FOLLOW) {
+        Ok(Some(state @ (State::Committed | State::RolledBack))) => {
+            println!("{id}: {state}, by your word. When the head is back: sparklane status, then deploy");
+            ExitCode::SUCCESS
+        }
+        Ok(state) => {
+            let is = state.map_or("gone", State::as_str);
+            eprintln!("{id}: is {is}; look: journalctl -u 'sparklane-txn@*'");
+            ExitCode::from(4)
+        }
+        Err(error) => exit(Err(error)),
+    }
 }
 
 fn any_doubt(paths: &HostPaths) -> bool {

@@ -4,21 +4,24 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use sparklane_host::status::NodeStatus;
-use sparklane_lane::{Generation, LaneName, NodeName, Release, ReleaseNode};
+use sparklane_lane::{Generation, LaneName, NodeName, Release};
 use sparklane_txn::cluster::{Member, drive};
 use sparklane_txn::spec::Side;
 use sparklane_txn::{Goal, State};
 
 use crate::error::DeployError;
+use crate::flow::images::ImageOptions;
 use crate::link::SshLink;
 use crate::node::NodeHandle;
 use crate::plan::{ClusterPlan, NodeFacts, plan, release_in_force};
 use crate::progress::Observer;
 use crate::site::Site;
 use crate::ssh::{self, Remote};
+use crate::survey::{ClusterStatus, NodeRow};
 use crate::verdict::{Subject, Verdict, VerdictKind};
 use crate::{nix, ssh::control_dir};
 
+pub mod images;
 pub mod requests;
 mod staging;
 
@@ -48,6 +51,8 @@ pub struct DeployOptions {
     pub ssh_opts: Vec<String>,
     /// Overrides nodes' host names: `node=host`.
     pub hostnames: Vec<(NodeName, String)>,
+    /// How images come to the nodes.
+    pub images: ImageOptions,
 }
 
 /// Where to go.
@@ -59,6 +64,17 @@ pub enum Target {
     Release(Option<u64>),
     /// The newest release of a lane that is not in force.
     ReleaseOfLane(String),
+}
+
+/// How far a command goes into the nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Depth {
+    /// Only asks; nothing is copied.
+    Look,
+    /// Copies what is to be checked there.
+    Check,
+    /// Ends what a dead transaction left, too.
+    Act,
 }
 
 /// One command's run.
@@ -114,9 +130,16 @@ impl<'a> Flow<'a> {
 
     /// As [`Flow::statuses`], but a node that does not answer is a finding.
     #[must_use]
-    pub fn survey(&self) -> Vec<(Member, Result<Option<NodeStatus>, DeployError>)> {
+    pub fn survey(&self) -> ClusterStatus {
         let answers = self.each(NodeHandle::status);
-        self.nodes.iter().map(|n| n.member.clone()).zip(answers).collect()
+        let row = |(node, answer): (&NodeHandle, Result<Option<NodeStatus>, DeployError>)| {
+            let node = node.member.node.clone();
+            match answer {
+                Ok(status) => NodeRow { node, status, error: None },
+                Err(error) => NodeRow { node, status: None, error: Some(error.to_string()) },
+            }
+        };
+        ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
     }
 
     /// Goes to the target: the whole transaction.
@@ -124,7 +147,8 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// Refused before any change, busy, or not understood. From staging on, the verdict tells.
     pub fn run(&mut self, target: &Target) -> Result<Verdict, DeployError> {
-        let (posts, facts) = self.prepare(target, self.options.goal.changes_nodes())?;
+        let depth = if self.options.goal.changes_nodes() { Depth::Act } else { Depth::Check };
+        let (posts, facts) = self.prepare(target, depth)?;
         let plan = plan(&facts);
         let in_force = release_in_force(&facts);
         let subject = self.subject(&posts.lane, in_force.as_ref());
@@ -140,6 +164,7 @@ impl<'a> Flow<'a> {
             let checked = self.check_only(&subject, &requests)?;
             return Ok(self.timed(checked));
         }
+        self.stage_images(&facts)?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
         if let Some(refused) = self.stage_all(&subject, &requests)? {
@@ -158,13 +183,12 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// As [`Flow::run`].
     pub fn plan(&mut self, target: &Target) -> Result<ClusterPlan, DeployError> {
-        let (_, facts) = self.prepare(target, false)?;
+        let (_, facts) = self.prepare(target, Depth::Look)?;
         Ok(plan(&facts))
     }
 
-    /// Builds or looks up both sides, asks the nodes, copies what they lack. What a dead transaction left is ended first
-    /// when `mend` says so.
-    fn prepare(&mut self, target: &Target, mend: bool) -> Result<(Goalposts, Vec<NodeFacts>), DeployError> {
+    /// Builds or looks up both sides, asks the nodes, and as deep as it goes copies what they lack.
+    fn prepare(&mut self, target: &Target, depth: Depth) -> Result<(Goalposts, Vec<NodeFacts>), DeployError> {
         let (posts, mut statuses) = match target {
             Target::Lane(lane) => {
                 let lane = self.site.lane(lane.as_deref())?;
@@ -179,16 +203,21 @@ impl<'a> Flow<'a> {
                 for side in &sides {
                     check_pinned(&read_local(side)?)?;
                 }
-                (Goalposts { lane, sides, rollback_of: None }, self.mended(statuses?, mend)?)
+                (Goalposts { lane, sides, rollback_of: None }, self.mended(statuses?, depth)?)
             }
             Target::Release(_) | Target::ReleaseOfLane(_) => {
-                let statuses = self.mended(self.statuses()?, mend)?;
+                let statuses = self.mended(self.statuses()?, depth)?;
                 (self.recorded(target, &statuses)?, statuses)
             }
         };
         check_open(&self.nodes, &statuses)?;
-        self.copy_missing(&posts, &statuses)?;
-        if statuses.iter().any(Option::is_none) {
+        if depth > Depth::Look {
+            self.copy_missing(&posts, &statuses)?;
+        }
+        if depth == Depth::Look {
+            // A node without a tool has nothing of ours.
+            statuses = statuses.into_iter().map(|s| Some(s.unwrap_or_default())).collect();
+        } else if statuses.iter().any(Option::is_none) {
             for (node, side) in self.nodes.iter_mut().zip(&posts.sides) {
                 node.use_tool_of(&side.path);
             }
@@ -234,15 +263,11 @@ impl<'a> Flow<'a> {
     fn recorded(&self, target: &Target, statuses: &[Option<NodeStatus>]) -> Result<Goalposts, DeployError> {
         let head = statuses.first().and_then(Option::as_ref);
         let releases = head.map_or(&[][..], |s| s.releases.as_slice());
-        let current = |r: &Release| {
-            let at = |n: &ReleaseNode| {
-                let place = self.nodes.iter().position(|h| h.member.node == n.node);
-                let status = place.and_then(|p| statuses.get(p)).and_then(Option::as_ref);
-                status.and_then(|s| s.current.as_ref()).map(|s| &s.path) == Some(&n.path)
-            };
-            r.nodes.iter().all(at)
+        let at = |node: &NodeName| {
+            let place = self.nodes.iter().position(|h| h.member.node == *node)?;
+            statuses.get(place)?.as_ref()?.current.as_ref().map(|side| &side.path)
         };
-        let in_force = releases.iter().rev().find(|r| current(r));
+        let in_force = releases.iter().rev().find(|r| r.is_on(at));
         let wanted = match target {
             Target::Release(Some(number)) => releases.iter().find(|r| r.number == *number),
             Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane.as_str() == lane),
@@ -381,7 +406,7 @@ fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(
         let open = status.as_ref().map_or(&[][..], |s| s.open.as_slice());
         if let Some(doubt) = open.iter().find(|t| t.state == State::InDoubt) {
             return Err(DeployError::InDoubt(format!(
-                "{}: transaction {} is in doubt ({}); it ends by itself once the head can be reached. Look: sparklane status",
+                "{}: transaction {} is in doubt ({}); it ends by itself once the head can be reached. Look: sparklane status; docs/operations.md, In doubt",
                 node.member.node,
                 doubt.txn,
                 doubt.why.as_deref().unwrap_or("")

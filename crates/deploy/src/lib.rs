@@ -13,9 +13,11 @@ pub mod progress;
 pub mod quote;
 pub mod site;
 pub mod ssh;
+pub mod survey;
 pub mod verdict;
 
 pub use error::DeployError;
 pub use flow::{DeployOptions, Flow, Target};
 pub use site::Site;
+pub use survey::ClusterStatus;
 pub use verdict::{Verdict, VerdictKind};

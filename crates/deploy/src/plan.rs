@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use sparklane_host::status::NodeStatus;
+use sparklane_host::status::{NodeStatus, TxnStatus};
 use sparklane_lane::diff::{NodeDiff, diff};
 use sparklane_lane::{Generation, NodeName, Release};
 use sparklane_txn::plan::engine_changed;
@@ -41,6 +41,8 @@ pub struct ClusterPlan {
     pub restarts_engine: bool,
     /// True when there is nothing to do.
     pub unchanged: bool,
+    /// Transactions that are still open, with their nodes: what this is compared with is not committed.
+    pub open: Vec<String>,
     /// Nodes by rank.
     pub nodes: Vec<NodePlan>,
 }
@@ -62,13 +64,8 @@ pub struct NodeFacts {
 #[must_use]
 pub fn release_in_force(facts: &[NodeFacts]) -> Option<Release> {
     let head = facts.iter().find(|f| f.generation.role.decides())?;
-    let on = |release: &Release| {
-        facts.iter().all(|f| {
-            let part = release.nodes.iter().find(|n| n.node == f.node);
-            part.map(|n| &n.path) == f.status.current.as_ref().map(|s| &s.path)
-        })
-    };
-    head.status.releases.iter().rev().find(|r| on(r)).cloned()
+    let at = |node: &NodeName| facts.iter().find(|f| f.node == *node)?.status.current.as_ref().map(|s| &s.path);
+    head.status.releases.iter().rev().find(|r| r.is_on(at)).cloned()
 }
 
 /// Computes the plan.
@@ -85,8 +82,14 @@ pub fn plan(facts: &[NodeFacts]) -> ClusterPlan {
         unchanged: same && serving && release.is_some(),
         release: release.map(|r| r.number),
         restarts_engine,
+        open: facts.iter().flat_map(open).collect(),
         nodes,
     }
+}
+
+fn open(facts: &NodeFacts) -> Vec<String> {
+    let one = |t: &TxnStatus| format!("{}: transaction {} of {} is {}", facts.node, t.txn, t.owner, t.state);
+    facts.status.open.iter().map(one).collect()
 }
 
 fn node_plan(facts: &NodeFacts) -> NodePlan {
@@ -107,6 +110,9 @@ impl fmt::Display for ClusterPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let from = self.release.map_or_else(|| "no release".to_owned(), |n| format!("release {n}"));
         writeln!(f, "lane {} from {from}", self.lane)?;
+        for open in &self.open {
+            writeln!(f, "{open}: compared with what the node is on now, which is not committed")?;
+        }
         for node in &self.nodes {
             match &node.changes {
                 Some(changes) => write!(f, "{changes}")?,

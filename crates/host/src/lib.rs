@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod closure;
 pub mod crash;
+pub mod decide;
 pub mod deploy_rs;
 pub mod error;
 pub mod files;

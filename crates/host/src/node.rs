@@ -16,7 +16,7 @@ use crate::error::HostError;
 use crate::paths::HostPaths;
 use crate::profile::Mover;
 use crate::units::Units;
-use crate::{files, foreign, install, peer, process, profile, releases, txns, validate};
+use crate::{decide, files, foreign, install, peer, process, profile, releases, txns, validate};
 
 /// Waits for a generation's gates. The engine part implements it; tests script it.
 pub trait Gates {
@@ -344,7 +344,12 @@ impl Node for RealNode {
     }
 
     fn ask_head(&mut self, spec: &Spec) -> Answer {
-        peer::ask(&self.paths, &spec.txn)
+        match peer::ask(&self.paths, &spec.txn) {
+            unreachable @ Answer::Unreachable { .. } => {
+                decide::word(&self.paths, &spec.txn).map_or(unreachable, Answer::from)
+            }
+            answer => answer,
+        }
     }
 
     fn settle(&mut self, spec: &Spec, outcome: &Record) -> Result<(), Fault> {

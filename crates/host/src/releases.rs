@@ -7,24 +7,38 @@ use crate::error::HostError;
 use crate::files;
 use crate::paths::HostPaths;
 
-/// All releases, oldest first. Damaged files are left out; a release is written whole or not at all.
+/// All releases, oldest first. Damaged files are left out (see [`damaged`]); a release is written whole or not at all.
 ///
 /// # Errors
 /// When the folder exists and cannot be read.
 pub fn list(paths: &HostPaths) -> Result<Vec<Release>, HostError> {
+    let mut releases: Vec<Release> = read_all(paths)?.into_iter().filter_map(Result::ok).collect();
+    releases.sort_by_key(|r| r.number);
+    Ok(releases)
+}
+
+/// Release files that cannot be read, each with the reason; for `status`.
+#[must_use]
+pub fn damaged(paths: &HostPaths) -> Vec<String> {
+    let mut found: Vec<String> = read_all(paths).unwrap_or_default().into_iter().filter_map(Result::err).collect();
+    found.sort();
+    found
+}
+
+fn read_all(paths: &HostPaths) -> Result<Vec<Result<Release, String>>, HostError> {
     let dir = paths.releases();
-    let entries = match std::fs::read_dir(&dir) {
+    let entries = match dir.read_dir_utf8() {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(HostError::file("list", dir)(error)),
     };
-    let mut releases: Vec<Release> = entries
-        .flatten()
-        .filter_map(|entry| std::fs::read(entry.path()).ok())
-        .filter_map(|bytes| serde_json::from_slice(&bytes).ok())
-        .collect();
-    releases.sort_by_key(|r| r.number);
-    Ok(releases)
+    let ours = entries.flatten().map(|e| e.into_path()).filter(|p| p.extension() == Some("json"));
+    Ok(ours.map(|path| read(&path).map_err(|why| format!("{path}: {why}"))).collect())
+}
+
+fn read(path: &Utf8Path) -> Result<Release, String> {
+    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    serde_json::from_slice(&bytes).map_err(|e| e.to_string())
 }
 
 /// Writes a release, roots this node's closure, and forgets what lies beyond `keep` releases.

@@ -31,8 +31,8 @@ pub struct TxnStatus {
     pub torn: bool,
 }
 
-/// A node's state.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// A node's state. The default is that of a node which sparklane never touched.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeStatus {
     /// Version of the tool that answers.
@@ -53,6 +53,9 @@ pub struct NodeStatus {
     pub lock: Option<Owner>,
     /// The releases this node knows.
     pub releases: Vec<Release>,
+    /// Release files that cannot be read, and why.
+    #[serde(default)]
+    pub damaged_releases: Vec<String>,
     /// The engine's unit.
     pub engine: Option<UnitStatus>,
     /// Managed files that are not as the generation placed them.
@@ -85,6 +88,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         last: all.iter().rev().find(|t| t.state().is_some_and(State::is_final)).and_then(of),
         lock: lock::owner(paths)?,
         releases: known_releases(paths, &all)?,
+        damaged_releases: releases::damaged(paths),
         engine: units.status(ENGINE_UNIT).ok(),
         drift,
         decision_key: peer::public_key_if_any(paths),

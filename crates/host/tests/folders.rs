@@ -10,10 +10,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_host::decide::{self, Word};
 use sparklane_host::profile::Mover as _;
 use sparklane_host::{HostPaths, files, journal, profile, releases, resolve, status, txns};
+use sparklane_txn::spec::Answer;
 use sparklane_txn::{Boot, Spec, State};
-use support::{FileUnits, LinkMover, closure, parts, side, snapshot, spec, transact};
+use support::{FileUnits, LinkMover, closure, parts, side, snapshot, spec, transact, vote};
 
 /// The folder of a node on lane `a`, release 1.
 fn on_lane_a() -> (tempfile::TempDir, Utf8PathBuf) {
@@ -240,4 +242,43 @@ fn a_commit_whose_record_could_not_be_written_keeps_its_number() {
     let other = Spec { txn: "t9".parse().unwrap(), ..spec(Some(side('b')), side('a'), 2) };
     let release = other.release.map(|r| sparklane_lane::Release { txn: other.txn, ..r }).unwrap();
     assert!(releases::add(&paths, &release, &side('a').path, 5).is_err());
+}
+
+#[test]
+fn a_worker_whose_head_is_gone_for_good_follows_a_persons_word() {
+    for (word, ends, on) in [(Word::Aborted, State::RolledBack, 'a'), (Word::Committed, State::Committed, 'b')] {
+        let (_guard, dir) = on_lane_a();
+        let paths = HostPaths::below(&dir);
+        let id = "t2".parse().unwrap();
+        let gone = |_: &_| Answer::Unreachable { why: "no route".into() };
+        assert!(decide::decide(&paths, &id, word, gone).unwrap_err().to_string().contains("unknown to this node"));
+        vote(&dir, side('a'), side('b'));
+        assert!(decide::decide(&paths, &id, word, gone).unwrap_err().to_string().contains("is gated"));
+        // Nobody can be asked: the lane stops, and a second look does not change that.
+        for _ in 0..2 {
+            let left = resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+            assert_eq!(left[0].to, State::InDoubt);
+            assert!(!dir.join("engine").exists());
+        }
+        let there = decide::decide(&paths, &id, word, |_| Answer::Undecided).unwrap_err().to_string();
+        assert!(there.contains("Its answer counts"), "{there}");
+        assert_eq!(decide::word(&paths, &id), None);
+        decide::decide(&paths, &id, word, gone).unwrap();
+        assert_eq!(resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap()[0].to, ends);
+        assert!(dir.join("engine").exists());
+        assert_eq!(profile::current(&paths).unwrap(), Some(side(on)));
+        assert_eq!(decide::followed(&paths, &id, std::time::Duration::ZERO).unwrap(), Some(ends));
+        // A second word finds nothing to decide.
+        assert!(decide::decide(&paths, &id, Word::Aborted, gone).is_err());
+    }
+}
+
+#[test]
+fn a_damaged_release_file_is_told() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    std::fs::write(paths.releases().join("7.json"), "{\"number\": 7").unwrap();
+    let seen = status::read(&paths, &FileUnits(dir.join("engine")), "0").unwrap();
+    assert_eq!(seen.releases.len(), 1);
+    assert!(seen.damaged_releases[0].contains("7.json"), "{:?}", seen.damaged_releases);
 }

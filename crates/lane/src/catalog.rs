@@ -1,6 +1,6 @@
 //! Everything a flake defines, as one JSON document (`share/sparklane/lanes.json`, `nix/catalog.nix`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -85,6 +85,8 @@ pub struct Catalog {
     pub weights: BTreeMap<String, WeightsRef>,
     /// Differences from the recipes.
     pub deviations: Vec<Deviation>,
+    /// Files that were refused: what names one of them is not to blame.
+    refused: BTreeSet<String>,
 }
 
 impl Catalog {
@@ -111,6 +113,7 @@ impl Catalog {
                 Err(found) => problems.extend(in_file(&weights_file(name), found)),
             }
         }
+        catalog.refused = problems.iter().map(|p| p.file.clone()).collect();
         problems.extend(catalog.check());
         (catalog, problems)
     }
@@ -156,11 +159,13 @@ impl Catalog {
         let mut problems = Vec::new();
         for cluster in self.clusters.values() {
             let mut found = rules::check_cluster(cluster);
-            let default = find(&self.lanes, cluster.default_lane.as_str(), "lane", "defaultLane");
-            found.extend(default.err());
+            let default = cluster.default_lane.as_str();
+            if !self.refused.contains(&lane_file(default)) {
+                found.extend(find(&self.lanes, default, "lane", "defaultLane").err());
+            }
             problems.extend(in_file(&cluster_file(cluster.name.as_str()), found));
         }
-        for lane in self.lanes.values() {
+        for lane in self.lanes.values().filter(|lane| !self.names_refused(lane)) {
             let mut found = Vec::new();
             for cluster in self.clusters.values() {
                 match self.resolve(cluster, lane) {
@@ -179,6 +184,11 @@ impl Catalog {
             }
         }
         problems
+    }
+
+    fn names_refused(&self, lane: &Lane) -> bool {
+        let weights = lane.model.weights.as_deref().map(weights_file);
+        self.refused.contains(&image_file(&lane.image)) || weights.is_some_and(|file| self.refused.contains(&file))
     }
 }
 

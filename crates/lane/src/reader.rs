@@ -90,10 +90,13 @@ impl<'s> Walk<'s> {
     }
 
     fn unknown_key(&mut self, known: Option<&Map<String, Value>>, map: &Map<String, Value>, key: &str, at: &str) {
-        let free = known.into_iter().flat_map(Map::keys).map(String::as_str).filter(|k| !map.contains_key(*k));
+        let keys = || known.into_iter().flat_map(Map::keys).map(String::as_str);
         let problem = Problem::error(at, "unknown key");
-        self.fail(match closest(key, free) {
-            Some(near) => problem.suggest(format!("did you mean `{near}`?")),
+        let free = closest(key, keys().filter(|k| !map.contains_key(*k)));
+        self.fail(match free.or_else(|| closest(key, keys())) {
+            Some(near) if free.is_some() => problem.suggest(format!("did you mean `{near}`?")),
+            // A lane's base may have set the right one.
+            Some(near) => problem.suggest(format!("did you mean `{near}`? It is set too, here or by a base")),
             None => problem,
         });
     }
@@ -308,7 +311,7 @@ mod tests {
             found,
             [
                 "error: name: \"Head!\" is not a node name (a-z, 0-9, -)",
-                "error: maxNumSeq: unknown key",
+                "error: maxNumSeq: unknown key (did you mean `maxNumSeqs`? It is set too, here or by a base)",
                 "error: maxNumSeqs: is 70000, outside 0 to 65535",
                 "error: nodes.Bad: \"Bad\" is not a node name (a-z, 0-9, -)",
                 "error: nodes.a.hots: unknown key (did you mean `host`?)",
@@ -326,7 +329,7 @@ mod tests {
         assert_eq!(problems(&json!({"name": "a", "shape": {}})), ["error: shape.kind: is missing"]);
         assert_eq!(problems(&json!({"name": "a", "shape": 3})), ["error: shape: is 3, expected object"]);
         let found = problems(&json!({"name": "a", "shape": {"kind": "box", "side": 1, "sid": 2}}));
-        assert_eq!(found, ["error: shape.sid: unknown key"]);
+        assert_eq!(found, ["error: shape.sid: unknown key (did you mean `side`? It is set too, here or by a base)"]);
     }
 
     #[test]

@@ -42,3 +42,10 @@ pub struct Release {
     /// `user@host` of the operator.
     pub who: String,
 }
+
+impl Release {
+    /// True when every node is on its closure of this release. `at` tells where a node is.
+    pub fn is_on<'a>(&self, at: impl Fn(&NodeName) -> Option<&'a StorePath>) -> bool {
+        self.nodes.iter().all(|part| at(&part.node) == Some(&part.path))
+    }
+}

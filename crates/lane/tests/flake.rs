@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
+use sparklane_lane::catalog::{Catalog, any_refused};
 
 /// Evaluates an expression over `flake`, our outputs with a nixpkgs that must not be looked at.
 fn evaluate(prebuilt: &Path, expression: &str) -> Result<Value, String> {
@@ -113,4 +114,31 @@ fn the_lock_matches_the_folders_it_names() {
         );
         assert_eq!(evaluate(&root.join("nix/prebuilt"), &same), Ok(Value::Bool(true)), "{input}");
     }
+}
+
+/// A base takes no arguments: whatever a lane mistypes reaches the validator, with its place.
+#[test]
+fn a_mistyped_key_of_a_lane_over_a_base_is_refused_with_a_suggestion() {
+    let root = common::root().canonicalize().unwrap();
+    let lane = format!(
+        r#"import {}/nix/lanes/base/ray.nix {{ name = "ray-0731"; description = "d"; maxNumSeqs = 6;
+             serve = {{ maxNumSeq = 6; maxCudagraphCaptureSize = 96; speculativeConfig.num_speculative_tokens = 7; }};
+             budgets.startSec = 3; }}"#,
+        root.display()
+    );
+    let value = evaluate(&root.join("nix/prebuilt"), &lane).unwrap();
+    assert_eq!(value["serve"]["blockSize"], 256, "the base's own keys stay");
+    let mut raw = common::raw().clone();
+    raw.lanes.insert("ray-0731".into(), value);
+    let (_, problems) = Catalog::read(&raw);
+    let told: Vec<String> =
+        problems.iter().filter(|p| any_refused(std::slice::from_ref(*p))).map(ToString::to_string).collect();
+    for line in [
+        "nix/lanes/ray-0731.nix: error: serve.maxNumSeq: unknown key (did you mean `maxNumSeqs`?)",
+        "nix/lanes/ray-0731.nix: error: budgets.startSec: unknown key (did you mean `startSecs`? It is set too, here or by a base)",
+    ] {
+        assert!(told.iter().any(|l| l == line), "{line} is not in {told:#?}");
+    }
+    // The cluster that names the lane is not to blame.
+    assert!(told.iter().all(|l| l.starts_with("nix/lanes/ray-0731.nix")), "{told:#?}");
 }

@@ -1,7 +1,5 @@
 # The mp recipe: vLLM's own multi-node start, no Ray.
-{ name, description, image, captureSize, nvcc, asyncScheduling ? null, kvCacheMemoryBytes ? null, env ? { } }:
-{
-  inherit name description image;
+import ./over.nix {
   model = {
     path = "/models/DeepSeek-V4-Flash-0731";
     servedName = "deepseek-v4-flash-dspark";
@@ -19,11 +17,8 @@
     maxNumBatchedTokens = 8192;
     longPrefillTokenThreshold = 4096;
     shutdownTimeout = 30;
-    maxCudagraphCaptureSize = captureSize;
     gpuMemoryUtilization = 0.85;
-    inherit kvCacheMemoryBytes;
     enablePrefixCaching = true;
-    inherit asyncScheduling;
     enableChunkedPrefill = true;
     speculativeConfig = {
       method = "dspark";
@@ -46,7 +41,6 @@
   };
   env = {
     B12X_W4A16_TC_DECODE = "0";
-    DG_JIT_NVCC_COMPILER = nvcc;
     DG_JIT_USE_NVRTC = "0";
     DSPARK_SLOT_CLAMP = "1";
     FLASHINFER_CUDA_ARCH_LIST = "12.1a";
@@ -73,7 +67,7 @@
     VLLM_SPARSE_INDEXER_MAX_LOGITS_MB = "256";
     VLLM_USE_B12X_MOE = "1";
     VLLM_USE_FLASHINFER_SAMPLER = "1";
-  } // env;
+  };
   container = import ./spark.nix;
   gates = import ./gates.nix { nodeSecs = 60; apiSecs = 120; tokenSecs = 300; };
   budgets = { startSecs = 1500; confirmSecs = 120; stopSecs = 60; };

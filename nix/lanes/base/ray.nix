@@ -1,7 +1,5 @@
 # The Ray recipe ("twinspark"); its two profiles differ in sequences and draft depth.
-{ name, description, maxNumSeqs, draftTokens, captureSize }:
-{
-  inherit name description;
+import ./over.nix {
   image = "anemll-0-1-1-ray";
   model = {
     path = "/models/DeepSeek-V4-Flash-0731";
@@ -17,16 +15,13 @@
     moeBackend = "flashinfer_b12x";
     blockSize = 256;
     maxModelLen = 1048576;
-    inherit maxNumSeqs;
     maxNumBatchedTokens = 8192;
-    maxCudagraphCaptureSize = captureSize;
     gpuMemoryUtilization = 0.85;
     enablePrefixCaching = true;
     asyncScheduling = true;
     enableChunkedPrefill = true;
     speculativeConfig = {
       method = "dspark";
-      num_speculative_tokens = draftTokens;
       draft_sample_method = "probabilistic";
     };
     tokenizerMode = "deepseek_v4";

@@ -11,6 +11,8 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
+pub use common::rate;
+
 /// Pin, fetch, serve and send the images that lanes run.
 #[derive(Debug, clap::Args)]
 #[command(

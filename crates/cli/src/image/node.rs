@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use sparklane_host::HostError;
-use sparklane_host::stage::{Context, StageStep};
 use sparklane_oci::docker::{Docker, SOCKET, StoreKind};
 use sparklane_oci::node::{From, Order, Said, StagedImage, Wanted, Watch};
 use sparklane_oci::registry::{Credentials, Event, Http, PullOptions, Registry, RegistryError, RepoSource, Timeouts};
@@ -144,40 +143,6 @@ impl Watch for Lines {
                 self.say(&format!("blob {} again: {why}", super::common::short(&digest)));
             }
             Event::Done { .. } => {}
-        }
-    }
-}
-
-/// The checks of the image part, for a node's staging.
-pub fn steps() -> Vec<Box<dyn StageStep>> {
-    vec![Box::new(InDocker)]
-}
-
-/// docker has the lane's image, under the number that is right for its store.
-struct InDocker;
-
-impl StageStep for InDocker {
-    fn name(&self) -> &'static str {
-        "image"
-    }
-
-    fn check(&self, context: &Context<'_>) -> Result<(), HostError> {
-        let image = &context.generation.image;
-        // Only looking, nothing was staged; and without both digests the engine's own search decides.
-        let (false, Some(manifest), Some(config)) = (context.request.dry, &image.manifest, &image.config) else {
-            return Ok(());
-        };
-        let look = async {
-            let docker = Docker::connect(SOCKET).await?;
-            Ok(docker.find(manifest, config).await?.map(|_| ()).ok_or(docker.kind))
-        };
-        match runtime().and_then(|r| r.block_on(look)).map_err(refused)? {
-            Ok(()) => Ok(()),
-            Err(kind) => {
-                let id = kind.id_of(manifest, config);
-                let name = &image.reference;
-                Err(refused(format!("docker's {kind} store does not have {name} as {id}; stage it first")))
-            }
         }
     }
 }

@@ -7,7 +7,7 @@ use sparklane_host::stage::{StageRequest, Staged};
 use sparklane_host::status::NodeStatus;
 use sparklane_txn::{Link as _, Order, State};
 
-use super::{Flow, PATIENCE_SECS, all, died};
+use super::{Depth, Flow, PATIENCE_SECS, all, died};
 use crate::error::DeployError;
 use crate::link::SshLink;
 use crate::node::NodeHandle;
@@ -82,13 +82,13 @@ impl Flow<'_> {
     pub(super) fn mended(
         &self,
         statuses: Vec<Option<NodeStatus>>,
-        mend: bool,
+        depth: Depth,
     ) -> Result<Vec<Option<NodeStatus>>, DeployError> {
         let dead = |s: &NodeStatus| {
             let stuck = s.last.as_ref().is_some_and(|t| t.state == State::Stuck);
             s.lock.is_none() && (stuck || s.open.iter().any(|t| t.state != State::InDoubt))
         };
-        if !mend || !statuses.iter().flatten().any(dead) {
+        if depth < Depth::Act || !statuses.iter().flatten().any(dead) {
             return Ok(statuses);
         }
         let pairs: Vec<_> = self.nodes.iter().zip(&statuses).collect();

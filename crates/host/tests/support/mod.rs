@@ -154,6 +154,28 @@ pub fn transact(dir: &Utf8Path, spec: &Spec) -> (State, Option<String>) {
 
 /// As [`transact`]; an error when it could not even be staged.
 pub fn try_transact(dir: &Utf8Path, spec: &Spec) -> Result<(State, Option<String>), String> {
+    try_orders(dir, spec, &WHOLE)
+}
+
+/// What the coordinator tells a node, in its order.
+pub const WHOLE: [Order; 8] = [
+    Order::Prepare,
+    Order::Run { part: Part::Stop },
+    Order::Run { part: Part::Switch },
+    Order::Run { part: Part::Start },
+    Order::Gate { scope: GateScope::Node },
+    Order::Gate { scope: GateScope::Cluster },
+    Order::Vote,
+    Order::Commit,
+];
+
+/// A worker's transaction up to its vote; then its process is gone.
+pub fn vote(dir: &Utf8Path, from: Side, to: Side) {
+    let spec = Spec { role: sparklane_lane::Role::Worker, ..spec(Some(from), to, 2) };
+    assert_eq!(try_orders(dir, &spec, &WHOLE[..7]).unwrap(), (State::Gated, None));
+}
+
+fn try_orders(dir: &Utf8Path, spec: &Spec, orders: &[Order]) -> Result<(State, Option<String>), String> {
     let paths = HostPaths::below(dir);
     let folder = paths.txn(&spec.txn);
     files::make_dir(&folder).map_err(|e| e.to_string())?;
@@ -161,19 +183,9 @@ pub fn try_transact(dir: &Utf8Path, spec: &Spec) -> Result<(State, Option<String
     let (progress, _nobody) = std::sync::mpsc::channel();
     let node = RealNode::new(paths, parts(dir), spec.clone(), Box::new(|| None), progress);
     let mut machine = Machine::begin(node, journal, BootClock::new(), spec.clone()).map_err(|e| e.to_string())?;
-    let orders = [
-        Order::Prepare,
-        Order::Run { part: Part::Stop },
-        Order::Run { part: Part::Switch },
-        Order::Run { part: Part::Start },
-        Order::Gate { scope: GateScope::Node },
-        Order::Gate { scope: GateScope::Cluster },
-        Order::Vote,
-        Order::Commit,
-    ];
     let mut why = None;
     for order in orders {
-        let reply = machine.handle(&order).unwrap();
+        let reply = machine.handle(order).unwrap();
         if !reply.done {
             why = reply.detail.clone();
             machine.handle(&Order::abort(reply.detail.unwrap_or_default())).unwrap();

@@ -270,3 +270,26 @@ fn rollback_that_cannot_be_proved_is_stuck_and_ends_with_resolve() {
     rig.sh(node, &format!("{} txn resolve", crate::support::TOOL));
     assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
 }
+
+#[test]
+#[ignore = "needs the lab"]
+fn worker_in_doubt_without_its_head_follows_a_persons_word() {
+    let rig = Rig::on_a();
+    voted_and_apart(&rig);
+    rig.until("the worker is in doubt", 60, || rig.state("worker").as_deref() == Some("in-doubt"));
+    let txn = rig.txns("worker").pop().unwrap();
+    let tool = crate::support::TOOL;
+    // Words about something else are refused.
+    assert!(!rig.try_sh("worker", &format!("{tool} txn decide 20200101-000000-abcdef aborted")));
+    let said = rig.sh("worker", &format!("{tool} txn decide {txn} aborted"));
+    assert!(said.contains("rolled-back, by your word"), "{said}");
+    assert_eq!(rig.lane("worker"), "lab-a");
+    assert!(rig.try_sh("worker", "systemctl is-active sparklane-engine"), "{}", rig.story());
+    assert!(!rig.try_sh("worker", &format!("{tool} txn decide {txn} committed")), "it is decided");
+    // The head comes back with another record: told, and mended by the next deployment.
+    rig.sh("worker", "nft delete table inet apart");
+    let status = rig.status();
+    assert_eq!((status.code, status.text("state")), (4, "mixed"), "{status:#?}");
+    rig.deploy("lab-a").is(0, "committed");
+    rig.one_release("lab-a");
+}

@@ -37,7 +37,18 @@ fn full_disk_is_refused_before_any_change_deploy_rs_154() {
     rig.sh("head", "mount -o remount,rw /var/lib/sparklane");
     assert_eq!(said.code, 1, "{said:#?}");
     said.because(&["head", "ead-only"]);
-    rig.one_release("lab-b");
+    let number = rig.one_release("lab-b");
+
+    // Read-only in the middle: the way back needs no record.
+    let seen = rig.txns("worker").len();
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "60"]);
+    rig.reaches("worker", seen, "switched", 30);
+    rig.sh("worker", "mount -o remount,ro /var/lib/sparklane");
+    let said = client.wait();
+    rig.sh("worker", "mount -o remount,rw /var/lib/sparklane");
+    assert!([3, 4].contains(&said.code), "{said:#?}");
+    rig.sh("worker", &format!("{TOOL} txn resolve"));
+    assert_eq!(rig.comes_to_one_release("lab-b", 60), number);
     drop(rig);
     // The next scenario gets a lab with room.
     drop(Rig::fresh());

@@ -163,3 +163,73 @@ fn slow_connection_that_breaks_once_is_told_honestly() {
         _ => panic!("{said:#?}\n{}", rig.story()),
     };
 }
+
+#[test]
+#[ignore = "needs the lab"]
+fn worker_that_goes_off_during_the_copy_is_refused_and_nothing_is_touched() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    // A closure that the worker has not, and a worker whose store is busy: the copy hangs until the power goes.
+    rig.sh("worker", "p=/nix/var/nix/daemon-socket; systemctl stop nix-daemon.socket nix-daemon; mkdir -p $p; \
+        python3 -c 'import socket,time; s=socket.socket(socket.AF_UNIX); s.bind(\"/nix/var/nix/daemon-socket/socket\"); s.listen(9); \
+        open(\"/run/held\",\"w\"); time.sleep(600)' >/dev/null 2>&1 & \
+        until test -e /run/held; do sleep 0.1; done; chmod 666 /nix/var/nix/daemon-socket/socket");
+    let client =
+        rig.client(&["deploy", "lab-b", "--ssh-opts=-oServerAliveInterval=1", "--ssh-opts=-oServerAliveCountMax=3"]);
+    rig.until("the copy asks the worker's store", 30, || {
+        rig.try_sh("worker", "ss -xp | grep -q daemon-socket.*ESTAB || pgrep -f 'nix-daemon --stdio'")
+    });
+    rig.lab.kill("worker").unwrap();
+    let said = client.wait();
+    said.is(1, "refused").because(&["worker"]);
+    assert!(said.took < Duration::from_secs(60), "{:?}", said.took);
+    rig.lab.start("worker").unwrap();
+    assert_eq!(engine_counts(&rig), seen, "a transaction was begun");
+    assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
+    rig.deploy("lab-b").is(0, "committed");
+    rig.one_release("lab-b");
+}
+
+/// An ssh server's forced command: every order of a transaction reaches the node twice, and the client hears the answer
+/// to the second one only.
+const DOUBLER: &str = r#"#!/bin/sh
+case "$SSH_ORIGINAL_COMMAND" in
+*"txn talk"*)
+    while IFS= read -r line; do
+        printf '%s\n' "$line" | sh -c "$SSH_ORIGINAL_COMMAND" > /dev/null
+        echo twice >> /run/doubled
+        printf '%s\n' "$line" | sh -c "$SSH_ORIGINAL_COMMAND"
+    done ;;
+"") exec "$SHELL" ;;
+*) exec sh -c "$SSH_ORIGINAL_COMMAND" ;;
+esac
+"#;
+
+#[test]
+#[ignore = "needs the lab"]
+fn orders_that_arrive_twice_with_the_first_answer_lost_do_their_work_once() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let forced = "Match User operator\\n  ForceCommand /root/doubler\\n";
+    for node in NODES {
+        std::fs::write(rig.lab.root(node).join("root/doubler"), DOUBLER).unwrap();
+        rig.sh(
+            node,
+            &format!(
+                "chmod 755 /root /root/doubler; rm -f /run/doubled; touch /run/doubled; chmod 666 /run/doubled; \
+            printf '{forced}' > /etc/ssh/sshd_config.d/double.conf; systemctl reload ssh"
+            ),
+        );
+    }
+    let there = rig.deploy("lab-b");
+    let broken = rig.deploy("lab-broken");
+    for node in NODES {
+        let doubled = rig.sh(node, "wc -l < /run/doubled").trim().parse::<u32>().unwrap();
+        assert!(doubled >= 7, "{node}: only {doubled} orders were doubled");
+        rig.sh(node, "rm /etc/ssh/sshd_config.d/double.conf; systemctl reload ssh");
+    }
+    there.is(0, "committed");
+    broken.is(3, "rolled-back");
+    assert_eq!(rig.one_release("lab-b"), before + 1);
+}

@@ -81,3 +81,28 @@ fn nodes_switch_in_one_fixed_order_deploy_rs_46() {
         );
     }
 }
+
+#[test]
+#[ignore = "needs the lab"]
+fn two_deployments_at_the_same_moment_never_share_the_nodes() {
+    let rig = Rig::on_a();
+    let mut committed = 0;
+    for round in 0..6 {
+        let lanes = if round % 2 == 0 { ["lab-b", "lab-hold"] } else { ["lab-a", "lab-b"] };
+        let start = |lane: &str| {
+            let argv =
+                [format!("{}/deploy", rig.bin), lane.to_owned(), "--cluster".into(), "lab".into(), "--json".into()];
+            rig.lab.spawn("control", &argv.iter().map(String::as_str).collect::<Vec<_>>()).unwrap()
+        };
+        let both = lanes.map(start).map(|child| child.wait_with_output().unwrap());
+        let codes: Vec<i32> = both.iter().map(|o| o.status.code().unwrap_or(-1)).collect();
+        // One commits; the other is told that it came second. Nothing is rolled back or left in doubt.
+        assert!(codes.iter().all(|c| [0, 1, 5].contains(c)), "round {round}: {codes:?} {both:?}\n{}", rig.story());
+        assert!(codes.contains(&0), "round {round}: {codes:?} {both:?}");
+        committed += codes.iter().filter(|c| **c == 0).count();
+        let status = rig.status();
+        assert_eq!(status.code, 0, "{status:#?}");
+        rig.one_release(status.json["nodes"][0]["status"]["generation"]["lane"].as_str().unwrap());
+    }
+    assert!(committed >= 6);
+}

@@ -130,3 +130,51 @@ fn plan_shows_exactly_the_one_changed_flag_deploy_rs_356() {
     assert_eq!(same.json["unchanged"], true, "{same:#?}");
     assert!(rig.sh("head", &format!("readlink -f {PROFILE}")).contains("lab-a"), "a plan changes nothing");
 }
+
+#[test]
+#[ignore = "needs the lab"]
+fn closure_without_the_clusters_own_key_is_refused_by_the_node_itself() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let file = rig.lab.root("control").join("root/sparklane/nix/clusters/lab.nix");
+    let cluster = std::fs::read_to_string(&file).unwrap();
+    let with = |key: &str| {
+        let (start, rest) = cluster.split_once('{').unwrap();
+        std::fs::write(&file, format!("{start}{{\n  trustedKey = \"{key}\";{rest}")).unwrap();
+    };
+    let ours = rig.sh(
+        "control",
+        "nix --extra-experimental-features nix-command key convert-secret-to-public < /etc/sparklane/signing.key",
+    );
+    with(ours.trim());
+    let rig = rig.rebuilt();
+    let good = rig.deploy("lab-b");
+    let (name, _) = ours.split_once(':').unwrap();
+    // The same name with another key: only a check of the signature itself finds that.
+    with(&format!("{name}:{}=", "A".repeat(43)));
+    let rig = rig.rebuilt();
+    let bad = rig.deploy("lab-hold");
+    std::fs::write(&file, &cluster).unwrap();
+    let rig = rig.rebuilt();
+    good.is(0, "committed");
+    bad.is(1, "refused").because(&["worker", "head", "signature"]);
+    assert_eq!(rig.one_release("lab-b"), before + 1);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn dead_docker_and_missing_image_are_refused_before_the_old_lane_stops() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let image = rig.sh("worker", "docker inspect --format '{{.Image}}' $(docker ps -q)").trim().to_owned();
+    // The running container keeps its image in use; only the name to find it by goes.
+    let serving = rig.sh("head", "systemctl show -p MainPID --value sparklane-engine");
+    let socket = "/run/docker.sock";
+    rig.sh("worker", &format!("mv {socket} /run/docker.gone"));
+    let said = rig.deploy("lab-b");
+    rig.sh("worker", &format!("mv /run/docker.gone {socket}"));
+    said.is(1, "refused").because(&["worker", "image", "docker"]);
+    assert_eq!(rig.sh("head", "systemctl show -p MainPID --value sparklane-engine"), serving);
+    assert!(image.starts_with("sha256:"), "{image}");
+    assert_eq!(rig.one_release("lab-a"), before);
+}

@@ -31,7 +31,7 @@ static TURN: Mutex<Option<String>> = Mutex::new(None);
 pub struct Rig {
     pub lab: Lab,
     /// Folder of the apps in the control machine's store.
-    bin: String,
+    pub bin: String,
     _turn: MutexGuard<'static, Option<String>>,
 }
 
@@ -96,9 +96,9 @@ fn lane_text(name: &str, more: &str) -> String {
         found.map_or_else(|| usual.to_owned(), |(value, _)| value.to_owned())
     };
     format!(
-        "let base = import ./base/lab.nix {{ name = \"{name}\"; description = \"for a scenario\"; maxNumSeqs = 4; \
-         extraArgs = {}; }};\nin base // {{\n  gates = import ./base/gates.nix {{ nodeSecs = {}; apiSecs = 20; tokenSecs = 20; }};\n  \
-         budgets = base.budgets // {{ startSecs = {}; }};\n}}\n",
+        "import ./base/lab.nix {{\n  name = \"{name}\";\n  description = \"for a scenario\";\n  serve.extraArgs = {};\n  \
+         gates = import ./base/gates.nix {{ nodeSecs = {}; apiSecs = 20; tokenSecs = 20; }};\n  \
+         budgets.startSecs = {};\n}}\n",
         take("extraArgs", "[ ]"),
         take("nodeSecs", "60"),
         take("startSecs", "60"),

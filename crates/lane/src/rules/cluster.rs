@@ -8,6 +8,7 @@ use crate::ids::Role;
 use crate::problem::Problem;
 
 pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
+    ssh_words_are_words,
     ranks_count_from_the_head,
     rails_are_usable,
     rails_are_distinct,
@@ -15,6 +16,15 @@ pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
     releases_are_kept,
     key_is_a_key,
 ];
+
+/// They become arguments of ssh, which would take one with a leading dash as an option.
+fn ssh_words_are_words(cluster: &Cluster) -> Vec<Problem> {
+    let hosts = cluster.nodes.iter().map(|(name, node)| (format!("nodes.{name}.host"), &node.host));
+    let words = std::iter::once(("ssh.user".to_owned(), &cluster.ssh.user)).chain(hosts);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:%".contains(c);
+    let bad = words.filter(|(_, word)| word.is_empty() || word.starts_with('-') || !word.chars().all(plain));
+    bad.map(|(at, word)| Problem::error(at, format!("{word:?} is no user or host name"))).collect()
+}
 
 /// A Linux interface name holds 15 bytes.
 const NETDEV_MOST: usize = 15;
@@ -140,6 +150,13 @@ mod tests {
 
     fn node<'a>(cluster: &'a mut Cluster, name: &str) -> &'a mut Node {
         cluster.nodes.get_mut(&name.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn ssh() {
+        assert_eq!(found(|c| c.ssh.user = "-oProxyCommand=x".into()), ["ssh.user"]);
+        assert_eq!(found(|c| node(c, "worker").host = "a b".into()), ["nodes.worker.host"]);
+        assert_eq!(found(|c| node(c, "head").host = "fe80::1%eth0".into()), [""; 0]);
     }
 
     #[test]

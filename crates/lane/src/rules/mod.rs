@@ -20,6 +20,7 @@ const LANE_RULES: &[Rule] = &[
     engine::async_scheduling_is_said,
     engine::extra_args_are_extra,
     engine::executor_is_in_image,
+    service::description_is_a_line,
     service::api_is_guarded,
     service::env_is_ours_to_set,
     service::env_means_something,

@@ -11,6 +11,15 @@ use crate::render::{Input, SET_BY_TOOL};
 /// deploy-rs reads its times as 16-bit numbers.
 const DEPLOY_RS_MOST: u64 = u16::MAX as u64;
 
+/// Lists and unit files have one line for it.
+pub(super) fn description_is_a_line(input: &Input<'_>) -> Vec<Problem> {
+    let text = &input.lane.description;
+    if !text.trim().is_empty() && !text.chars().any(char::is_control) {
+        return Vec::new();
+    }
+    vec![Problem::error("description", format!("{text:?} is not one line of text"))]
+}
+
 /// The API stays on loopback unless a key guards it.
 pub(super) fn api_is_guarded(input: &Input<'_>) -> Vec<Problem> {
     let api = &input.lane.api;
@@ -136,6 +145,15 @@ mod tests {
     use crate::generation::GateScope;
     use crate::lane::GateCheck;
     use crate::problem::Severity::{Error, Warning};
+
+    #[test]
+    fn description() {
+        let mut case = case();
+        for bad in ["", "two\nlines", "bell\x07"] {
+            case.lane.description = bad.into();
+            assert_eq!(case.found(), [(Error, "description".into())]);
+        }
+    }
 
     #[test]
     fn api() {

@@ -1,0 +1,223 @@
+//! What `status` says of the cluster, judged from what each node says of itself. Pure.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+use sparklane_host::status::{NodeStatus, TxnStatus};
+use sparklane_host::units::UnitStatus;
+use sparklane_lane::NodeName;
+use sparklane_txn::State;
+
+/// One node's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeRow {
+    /// The node.
+    pub node: NodeName,
+    /// What it says; `None` when no tool is there, or it does not answer.
+    pub status: Option<NodeStatus>,
+    /// Why it does not answer.
+    pub error: Option<String>,
+}
+
+/// The whole cluster's state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterStatus {
+    /// The cluster.
+    pub cluster: String,
+    /// `release N`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`, `transaction open`, `not serving`.
+    pub state: String,
+    /// The release that all nodes are on.
+    pub release: Option<u64>,
+    /// 0 all nodes on one release and serving, 1 not so, 4 in doubt or a node does not answer.
+    pub exit_code: u8,
+    /// What to do.
+    pub next: Option<String>,
+    /// Every node by rank.
+    pub nodes: Vec<NodeRow>,
+}
+
+const RESOLVE: &str =
+    "on the node: sudo /nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve (docs/operations.md, In doubt)";
+
+impl ClusterStatus {
+    /// Judges what the nodes say; the first is the head.
+    #[must_use]
+    pub fn of(cluster: String, nodes: Vec<NodeRow>) -> Self {
+        let at = |node: &NodeName| {
+            let row = nodes.iter().find(|row| row.node == *node)?;
+            row.status.as_ref()?.current.as_ref().map(|side| &side.path)
+        };
+        let head = nodes.first().and_then(|row| row.status.as_ref());
+        let release = head.and_then(|s| s.releases.iter().rev().find(|r| r.is_on(at))).map(|r| r.number);
+        let (state, exit_code, next) = judge(&nodes, release);
+        Self { cluster, state, release, exit_code, next, nodes }
+    }
+}
+
+/// State, exit code and what to do. What needs hands most comes first.
+fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>) {
+    let said = |state: &str, code: u8, next: &str| (state.to_owned(), code, Some(next.to_owned()));
+    let statuses = || nodes.iter().filter_map(|row| row.status.as_ref());
+    let lanes: BTreeSet<&str> = statuses().filter_map(|s| s.generation.as_ref()).map(|g| g.lane.as_str()).collect();
+    let deployed = statuses().filter(|s| s.current.is_some()).count();
+    let doubt = |s: &NodeStatus| {
+        s.open.iter().any(|t| t.state == State::InDoubt) || s.last.as_ref().is_some_and(|t| t.state == State::Stuck)
+    };
+    if statuses().any(doubt) {
+        return said("in doubt", 4, RESOLVE);
+    }
+    if nodes.iter().any(|row| row.error.is_some()) {
+        return said("unreachable", 4, "bring the node back to the network, then ask again");
+    }
+    if statuses().any(|s| !s.open.is_empty()) {
+        return said("transaction open", 1, "wait: it ends at its deadline at the latest");
+    }
+    if let Some(number) = release {
+        return match nodes.iter().find(|row| !serves(row)) {
+            None => (format!("release {number}"), 0, None),
+            Some(row) => {
+                let look =
+                    format!("look: journalctl -u sparklane-engine on {}; deploy again starts both nodes", row.node);
+                (format!("release {number}, not serving"), 1, Some(look))
+            }
+        };
+    }
+    if deployed == 0 {
+        said("nothing deployed", 1, "nix run .#deploy")
+    } else if deployed == nodes.len() && lanes.len() == 1 {
+        said("unreleased", 1, "deploy once with sparklane; it adopts what the nodes have")
+    } else {
+        said("mixed", 4, "nix run .#deploy brings all nodes to one lane")
+    }
+}
+
+/// A unit that starts or fails serves nobody; what goes on inside a running one is the engine's to say.
+fn serves(row: &NodeRow) -> bool {
+    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "active")
+}
+
+impl fmt::Display for ClusterStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.cluster, self.state)?;
+        for row in &self.nodes {
+            write!(f, "\n  {:<8} ", row.node.as_str())?;
+            match (&row.status, &row.error) {
+                (_, Some(error)) => write!(f, "{error}")?,
+                (None, None) => write!(f, "nothing deployed")?,
+                (Some(status), None) => write_node(f, status)?,
+            }
+        }
+        self.next.iter().try_for_each(|next| write!(f, "\n  do: {next}"))
+    }
+}
+
+fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus) -> fmt::Result {
+    let mut more = |text: &str| write!(f, "{text}");
+    more(s.generation.as_ref().map_or("nothing", |g| g.lane.as_str()))?;
+    more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
+    let mut line = |text: String| write!(f, "\n             {text}");
+    s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
+    s.open.iter().try_for_each(|t| line(open_text(t)))?;
+    if !s.drift.is_empty() {
+        line(format!("edited by hand: {}", s.drift.join(", ")))?;
+    }
+    s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
+    let unhappy = s.last.as_ref().filter(|t| t.state != State::Committed);
+    unhappy.map_or(Ok(()), |t| line(format!("last: {} {} ({})", t.txn, t.state, t.why.as_deref().unwrap_or(""))))
+}
+
+fn engine_text(engine: &UnitStatus) -> String {
+    let text = if engine.text.is_empty() { &engine.sub } else { &engine.text };
+    format!(", engine {} ({text})", engine.active)
+}
+
+fn open_text(t: &TxnStatus) -> String {
+    let why = t.why.as_deref().map_or_else(String::new, |w| format!(": {w}"));
+    let torn = if t.torn { " (a torn record was dropped)" } else { "" };
+    let left = t.deadline_millis / 1000;
+    format!("{} {} by {}, {left} s left{torn}{why}", t.state, t.txn, t.owner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sparklane_txn::spec::Side;
+
+    fn release(number: u64, paths: [&str; 2]) -> sparklane_lane::Release {
+        let nodes = ["head", "worker"]
+            .iter()
+            .zip(paths)
+            .map(|(node, path)| serde_json::json!({"node": node, "path": path, "generation": "0".repeat(64)}));
+        serde_json::from_value(serde_json::json!({
+            "number": number, "cluster": "lab", "lane": "lab-a", "nodes": nodes.collect::<Vec<_>>(), "image": null,
+            "weights": null, "txn": "t1", "rollbackOf": null, "time": "2026-01-01T00:00:00Z", "who": "a@b",
+        }))
+        .unwrap()
+    }
+
+    fn path(letter: &str) -> String {
+        format!("/nix/store/{}-g", letter.repeat(32))
+    }
+
+    fn row(node: &str, at: Option<&str>, active: &str) -> NodeRow {
+        let side = |p: &str| Side { path: path(p).parse().unwrap(), generation: "0".repeat(64).parse().unwrap() };
+        let engine = UnitStatus {
+            active: active.into(),
+            sub: "running".into(),
+            active_since: 1,
+            result: "success".into(),
+            text: String::new(),
+        };
+        let status = NodeStatus {
+            current: at.map(side),
+            releases: vec![release(1, [&path("a"), &path("b")]), release(2, [&path("c"), &path("d")])],
+            engine: Some(engine),
+            ..NodeStatus::default()
+        };
+        NodeRow { node: node.parse().unwrap(), status: Some(status), error: None }
+    }
+
+    fn judged(head: NodeRow, worker: NodeRow) -> (String, u8) {
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        (status.state, status.exit_code)
+    }
+
+    #[test]
+    fn one_release_is_told_only_when_all_nodes_are_on_it_and_serve() {
+        let up = |node, at| row(node, Some(at), "active");
+        assert_eq!(judged(up("head", "c"), up("worker", "d")), ("release 2".into(), 0));
+        assert_eq!(judged(up("head", "a"), up("worker", "b")), ("release 1".into(), 0));
+        assert_eq!(judged(up("head", "a"), up("worker", "d")), ("mixed".into(), 4));
+        let down = row("worker", Some("d"), "failed");
+        assert_eq!(judged(up("head", "c"), down), ("release 2, not serving".into(), 1));
+        assert_eq!(
+            judged(row("head", None, "inactive"), row("worker", None, "inactive")),
+            ("nothing deployed".into(), 1)
+        );
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_never_a_release() {
+        let mut gone = row("worker", Some("d"), "active");
+        (gone.status, gone.error) = (None, Some("no route".into()));
+        let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), gone]);
+        assert_eq!((status.state.as_str(), status.exit_code, status.release), ("unreachable", 4, None));
+        assert!(status.to_string().contains("no route"), "{status}");
+    }
+
+    #[test]
+    fn what_people_must_see_is_in_the_lines() {
+        let mut head = row("head", Some("c"), "active");
+        let status = head.status.as_mut().unwrap();
+        status.foreign_profile = Some("is not a sparklane generation".into());
+        status.damaged_releases = vec!["/r/7.json: EOF".into()];
+        status.drift = vec!["/etc/x".into()];
+        let text = ClusterStatus::of("lab".into(), vec![head]).to_string();
+        for part in ["not ours: is not", "damaged release: /r/7.json", "edited by hand: /etc/x"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+    }
+}
