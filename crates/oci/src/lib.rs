@@ -3,10 +3,12 @@
 //! One identity is compared everywhere: the digest of a manifest's bytes. Documents are kept as the bytes they came as and
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
+pub mod adopt;
 pub mod digest;
 pub mod docker;
 pub mod error;
 pub mod fetch;
+pub mod gc;
 pub mod layout;
 pub mod manifest;
 pub mod media;
