@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::flow::Reports;
 use sparklane_deploy::flow::images::ImageOptions;
 use sparklane_deploy::progress::{Lines, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
@@ -161,6 +162,21 @@ fn release(text: &str) -> Result<Target, String> {
 }
 
 impl Reach {
+    /// True when JSON is wanted.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Asks every node with a subcommand of its tool.
+    ///
+    /// # Errors
+    /// When the cluster is not known.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Result<Reports<T>, DeployError> {
+        let site = self.site()?;
+        let options = self.options(None);
+        Ok(Flow::new(&site, &options, &Quiet)?.reports(words))
+    }
+
     fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())

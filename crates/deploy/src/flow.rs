@@ -66,6 +66,9 @@ pub enum Target {
     ReleaseOfLane(String),
 }
 
+/// Every node's answer to one question; `None` where no tool answers yet.
+pub type Reports<T> = Vec<(NodeName, Result<Option<T>, DeployError>)>;
+
 /// How far a command goes into the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Depth {
@@ -140,6 +143,12 @@ impl<'a> Flow<'a> {
             }
         };
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
+    }
+
+    /// Asks every node at once with a subcommand of its tool; a node that does not answer is a finding.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Reports<T> {
+        let answers = self.each(|node| node.report(words));
+        self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
     }
 
     /// Goes to the target: the whole transaction.

@@ -138,8 +138,11 @@ fn staged(docker: &Docker, found: &Stored, pulled: &Pulled, unchanged: bool) -> 
     StagedImage { store: docker.kind, id: found.id.clone(), blobs, bytes, present, unchanged }
 }
 
-/// Two stagings on one node would fetch everything twice.
-fn lock(layout: &Layout) -> Result<File, OciError> {
+/// Excludes other stagings, which would fetch everything twice, and collection, until it is dropped.
+///
+/// # Errors
+/// The system's.
+pub fn lock(layout: &Layout) -> Result<File, OciError> {
     let path = layout.root().join(".staging");
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path);
     let file = file.map_err(OciError::io("open", &path))?;

@@ -208,6 +208,10 @@ fn nodes_with_different_docker_stores_run_one_image() {
     rig.sh("worker", "systemctl stop sparklane-engine");
     use_store(&rig, "worker", true);
     let said = deploy(&rig, LANES[1], &SLOWLY);
+    if said.code != 0 {
+        use_store(&rig, "worker", false);
+        panic!("{said:#?}\n{}", rig.story());
+    }
     let numbers = NODES.map(|node| running(&rig, node));
     let layers = (diff_ids(&rig, "head", &numbers[0]), diff_ids(&rig, "worker", &numbers[1]));
     let release = (said.code == 0).then(|| rig.one_release(LANES[1]));
