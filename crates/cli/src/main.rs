@@ -53,7 +53,7 @@ enum Command {
     Lab(lab::Args),
     /// List, show, check and compare lanes.
     Lane(lane::Args),
-    /// Weights: verify, send between nodes, adopt, collect.
+    /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
     Weights(weights::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
