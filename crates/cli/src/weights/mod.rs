@@ -20,7 +20,7 @@ use sparklane_weights::store::ROOT;
   sparklane weights lock deepseek-ai/DeepSeek-V4-Flash-0731@9e165c30e2704aec5d9d593cce3eebd58bbef1cb
   sudo sparklane weights fetch nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights status
-  sudo sparklane weights adopt /home/operator/models/DeepSeek-V4-Flash-0731 --manifest nix/weights/deepseek-v4-flash-0731.json
+  sudo sparklane weights adopt /models/0731 --manifest nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights verify nix/weights/deepseek-v4-flash-0731.json --deep
   sparklane weights send nix/weights/deepseek-v4-flash-0731.json --cluster sparks --while-serving
   sudo sparklane weights gc
