@@ -88,8 +88,21 @@ async fn ask(State(hub): State<Arc<Hub>>, request: Request) -> Response {
             })
             .collect();
         return answer(200)
-            .body(Body::from(json!({"sha": COMMIT, "siblings": siblings, "private": false}).to_string()))
+            .body(Body::from(
+                json!({"id": "org/tiny", "sha": COMMIT, "siblings": siblings, "private": false, "tags": []})
+                    .to_string(),
+            ))
             .unwrap();
+    }
+    if path.starts_with("/api/models/org/tiny/tree/") {
+        let entry = |(name, bytes): (&String, &Vec<u8>)| {
+            let oid = Sha::of(bytes).to_string();
+            let lfs =
+                name.ends_with(".safetensors").then(|| json!({"oid": oid, "size": bytes.len(), "pointerSize": 130}));
+            json!({"type": "file", "path": name.replace("%C3%BC%20%23%3F", "ü #?"), "size": bytes.len(), "oid": &oid[..40], "lfs": lfs})
+        };
+        let tree: Vec<_> = hub.files.iter().map(entry).collect();
+        return answer(200).body(Body::from(json!(tree).to_string())).unwrap();
     }
     if let Some(name) = path.strip_prefix("/org/tiny/resolve/").and_then(|p| p.strip_prefix(&format!("{COMMIT}/"))) {
         if bearer {
@@ -102,7 +115,12 @@ async fn ask(State(hub): State<Arc<Hub>>, request: Request) -> Response {
             return answer(429).header(header::RETRY_AFTER, "1").body(Body::empty()).unwrap();
         }
         let target = format!("{}/signed/{name}?signature={n}", hub.store.lock().unwrap());
-        return answer(302).header(header::LOCATION, target).body(Body::empty()).unwrap();
+        let etag = hub.files.get(name).map(|b| format!("\"{}\"", Sha::of(b))).unwrap_or_default();
+        let size = hub.files.get(name).map_or(0, Vec::len);
+        // What the hub's own client looks for.
+        let head =
+            answer(302).header("x-repo-commit", COMMIT).header("x-linked-etag", etag).header("x-linked-size", size);
+        return head.header(header::LOCATION, target).body(Body::empty()).unwrap();
     }
     let Some(name) = path.strip_prefix("/signed/") else { return answer(404).body(Body::empty()).unwrap() };
     if request.headers().contains_key(header::AUTHORIZATION) {
@@ -302,4 +320,48 @@ fn a_moving_name_and_shards_that_contradict_are_not_locked() {
     let mut bad = files();
     bad.insert("../x".into(), vec![1]);
     assert!(refused(&start_with(Lie::None, bad), COMMIT).contains("leaves"));
+}
+
+/// Python with `huggingface_hub`, named by the caller.
+fn python(script: &str, envs: &[(&str, &str)]) -> String {
+    let python =
+        std::env::var("SPARKLANE_HF_PYTHON").expect("SPARKLANE_HF_PYTHON names a Python that has huggingface_hub");
+    let out = std::process::Command::new(python)
+        .args(["-c", script])
+        .envs(envs.iter().copied())
+        .env("HF_HUB_DISABLE_TELEMETRY", "1")
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8(out.stdout).unwrap()
+}
+
+#[test]
+#[ignore = "needs huggingface_hub: python3 -m venv V; V/bin/pip install huggingface_hub; SPARKLANE_HF_PYTHON=V/bin/python cargo test -p sparklane-weights --test hub -- --ignored"]
+fn the_hubs_own_client_reads_our_view_offline_and_its_cache_is_adopted() {
+    let rig = start(Lie::None);
+    let (cache, to) = (folder(), folder());
+    let manifest = manifest_of(&files());
+    // A cache of its own making.
+    let base = rig.origin.file("", "", "").unwrap();
+    let endpoint = format!("http://{}:{}", base.host_str().unwrap(), base.port().unwrap());
+    let download = "from huggingface_hub import snapshot_download as d\nprint(d('org/tiny'))";
+    python(download, &[("HF_ENDPOINT", &endpoint), ("HF_HUB_CACHE", cache.path.as_str()), ("HF_HUB_DISABLE_XET", "1")]);
+    let store = Store::at(&to.path.join("weights"));
+    let staging = store.staging(&manifest, &|_| true).unwrap();
+    let adopted = sparklane_weights::adopt::adopt(&cache.path, &manifest, &staging, false, &|_| true).unwrap();
+    assert_eq!(adopted.missing, Vec::<String>::new());
+    store.publish(&manifest, staging, How::Stream).unwrap();
+    assert_exact(&store.folder(&manifest), &manifest);
+    // Our view, offline, from another place.
+    sparklane_weights::hfview::make(&store, &manifest).unwrap();
+    let moved = to.path.join("moved");
+    std::fs::rename(store.root(), &moved).unwrap();
+    let hub = moved.join("hub");
+    let offline = "import hashlib\nfrom huggingface_hub import snapshot_download as d, hf_hub_download as f\n\
+        p = d('org/tiny')\nprint(hashlib.sha256(open(p + '/m-1.safetensors', 'rb').read()).hexdigest())\n\
+        print(open(f('org/tiny', 'config.json')).read())";
+    let said = python(offline, &[("HF_HUB_OFFLINE", "1"), ("HF_HUB_CACHE", hub.as_str())]);
+    let wanted = &manifest.files.iter().find(|f| f.path == "m-1.safetensors").unwrap().sha256;
+    assert_eq!(said, format!("{wanted}\n{{}}\n"));
 }
