@@ -2,6 +2,8 @@
 
 use std::process::{Child, Command, Stdio};
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use miette::{IntoDiagnostic, bail, miette};
 
 /// Runs a command to its end.
@@ -13,6 +15,9 @@ pub fn run(argv: &[&str]) -> miette::Result<String> {
     }
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
+
+/// Namespaces made so far, for their names.
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 /// A node.
 #[derive(Debug)]
@@ -58,7 +63,8 @@ impl Pair {
     /// Two namespaces and two veth rails with jumbo frames.
     pub fn new() -> miette::Result<Self> {
         let space = |name: &str| {
-            let space = Space(format!("slb-{name}-{}", std::process::id()));
+            let nth = MADE.fetch_add(1, Ordering::Relaxed);
+            let space = Space(format!("slb-{name}-{}-{nth}", std::process::id()));
             run(&["ip", "netns", "add", &space.0])?;
             run(&["ip", "-n", &space.0, "link", "set", "lo", "up"])?;
             Ok::<_, miette::Report>(space)
