@@ -88,12 +88,11 @@ impl Drop for Bars {
 #[must_use]
 pub fn fitting(quiet: bool) -> Box<dyn Observer> {
     if quiet {
-        Box::new(Quiet)
-    } else if std::io::stderr().is_terminal() {
-        Box::new(Bars::new())
-    } else {
-        Box::new(Lines::default())
+        return Box::new(Quiet);
     }
+    let bars = Bars::new();
+    // A dumb terminal would swallow the lines with the bars.
+    if std::io::stderr().is_terminal() && !bars.all.is_hidden() { Box::new(bars) } else { Box::new(Lines::default()) }
 }
 
 /// Says nothing.
