@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::flow::Reports;
+use sparklane_deploy::flow::images::ImageOptions;
 use sparklane_deploy::progress::{self, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
 use sparklane_lane::NodeName;
@@ -60,6 +62,15 @@ pub struct How {
     /// Take over files that are not ours; they are put back when a later lane leaves them.
     #[arg(long)]
     takeover: bool,
+    /// Fetch an image that a node lacks although it serves, at most so many bytes per second, e.g. 50M.
+    #[arg(long, value_name = "RATE", value_parser = crate::image::rate)]
+    while_serving: Option<u64>,
+    /// Registry that nodes may speak plain http to; repeat it for more.
+    #[arg(long, value_name = "HOST[:PORT]")]
+    plain_http: Vec<String>,
+    /// File on the head with the registry's login, readable by root only.
+    #[arg(long, value_name = "FILE")]
+    registry_auth: Option<Utf8PathBuf>,
     /// File with the secret key that signs closures [default: /etc/sparklane/signing.key when it exists]
     #[arg(long, value_name = "FILE")]
     signing_key: Option<Utf8PathBuf>,
@@ -151,6 +162,21 @@ fn release(text: &str) -> Result<Target, String> {
 }
 
 impl Reach {
+    /// True when JSON is wanted.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Asks every node with a subcommand of its tool.
+    ///
+    /// # Errors
+    /// When the cluster is not known.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Result<Reports<T>, DeployError> {
+        let site = self.site()?;
+        let options = self.options(None);
+        Ok(Flow::new(&site, &options, &Quiet)?.reports(words))
+    }
+
     fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())
@@ -178,6 +204,11 @@ impl Reach {
             ssh_user: self.ssh_user.clone(),
             ssh_opts: self.ssh_opts.clone(),
             hostnames: self.hostname.clone(),
+            images: how.map_or_else(ImageOptions::default, |h| ImageOptions {
+                while_serving: h.while_serving,
+                plain_http: h.plain_http.clone(),
+                auth_file: h.registry_auth.clone(),
+            }),
         }
     }
 }

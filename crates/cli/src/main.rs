@@ -4,6 +4,7 @@ mod build;
 mod deploy;
 mod deploy_rs;
 mod engine;
+mod image;
 mod lab;
 mod lane;
 mod node;
@@ -51,6 +52,8 @@ enum Command {
     Lab(lab::Args),
     /// List, show, check and compare lanes.
     Lane(lane::Args),
+    /// Pin, fetch, serve and send the images that lanes run.
+    Image(image::Args),
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
+        Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {

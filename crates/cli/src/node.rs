@@ -9,6 +9,7 @@ use sparklane_host::stage::{StageRequest, stage};
 use sparklane_host::units::Systemd;
 use sparklane_host::{HostError, HostPaths, peer, status};
 
+use crate::image::node as image;
 use crate::parts;
 
 /// A node's part of a deployment (run by `deploy` on the nodes).
@@ -26,6 +27,18 @@ enum Command {
     Stage,
     /// Print the public key with which this node asks the head; made on first use.
     Key,
+    /// Tell whether docker has an image (digests on stdin) under the right number.
+    ImageState,
+    /// Print this node's images as JSON: what the lane wants, what docker has and runs, what the layout holds.
+    ImageReport,
+    /// Bring an image into docker: order and blobs on stdin, questions for blobs on stdout, what happens on stderr.
+    ImageStage,
+    /// Answer another node's questions for blobs of this node's images.
+    ImageFeed {
+        /// Most bytes per second.
+        #[arg(long)]
+        rate: Option<u64>,
+    },
 }
 
 /// Largest request that is read.
@@ -43,6 +56,10 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
             request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
+        Command::ImageState => image::state().and_then(|s| print(&s)),
+        Command::ImageReport => image::report(&paths).and_then(|r| print(&r)),
+        Command::ImageStage => return Ok(image::stage()),
+        Command::ImageFeed { rate } => image::feed(rate),
     };
     Ok(exit(done))
 }

@@ -10,6 +10,7 @@ use sparklane_txn::spec::Side;
 use sparklane_txn::{Goal, State};
 
 use crate::error::DeployError;
+use crate::flow::images::ImageOptions;
 use crate::link::SshLink;
 use crate::node::NodeHandle;
 use crate::plan::{ClusterPlan, NodeFacts, plan, release_in_force};
@@ -20,6 +21,7 @@ use crate::survey::{ClusterStatus, NodeRow};
 use crate::verdict::{Subject, Verdict, VerdictKind};
 use crate::{nix, ssh::control_dir};
 
+pub mod images;
 pub mod requests;
 mod staging;
 
@@ -49,6 +51,8 @@ pub struct DeployOptions {
     pub ssh_opts: Vec<String>,
     /// Overrides nodes' host names: `node=host`.
     pub hostnames: Vec<(NodeName, String)>,
+    /// How images come to the nodes.
+    pub images: ImageOptions,
 }
 
 /// Where to go.
@@ -61,6 +65,9 @@ pub enum Target {
     /// The newest release of a lane that is not in force.
     ReleaseOfLane(String),
 }
+
+/// Every node's answer to one question; `None` where no tool answers yet.
+pub type Reports<T> = Vec<(NodeName, Result<Option<T>, DeployError>)>;
 
 /// How far a command goes into the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -138,6 +145,12 @@ impl<'a> Flow<'a> {
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
     }
 
+    /// Asks every node at once with a subcommand of its tool; a node that does not answer is a finding.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Reports<T> {
+        let answers = self.each(|node| node.report(words));
+        self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
+    }
+
     /// Goes to the target: the whole transaction.
     ///
     /// # Errors
@@ -160,6 +173,7 @@ impl<'a> Flow<'a> {
             let checked = self.check_only(&subject, &requests)?;
             return Ok(self.timed(checked));
         }
+        self.stage_images(&facts)?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
         if let Some(refused) = self.stage_all(&subject, &requests)? {

@@ -155,6 +155,27 @@ pub(crate) fn check_format(format: &str, text: &str) -> Result<(), BadId> {
     }
 }
 
+impl Digest {
+    /// From the 32 bytes of a SHA-256.
+    #[must_use]
+    pub fn from_sha256(sum: &[u8; 32]) -> Self {
+        use fmt::Write as _;
+        let mut text = String::with_capacity(71);
+        text.push_str("sha256:");
+        for byte in sum {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+        }
+        Self(text)
+    }
+
+    /// The 64 hex digits.
+    #[must_use]
+    pub fn hex(&self) -> &str {
+        self.0.strip_prefix("sha256:").unwrap_or(&self.0)
+    }
+}
+
 impl StorePath {
     /// `<hash>-<name>`, the last part of the path.
     #[must_use]

@@ -1,0 +1,163 @@
+//! `sparklane image` as a program: pin, pull, serve, push, and what kill -9 leaves.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use camino::{Utf8Path, Utf8PathBuf};
+use serde_json::{Value, json};
+use sparklane_oci::serve::Server;
+use sparklane_oci::{Config, Digest, Layout, Manifest, digest, fetch, media};
+
+struct Image {
+    _dir: tempfile::TempDir,
+    dir: Utf8PathBuf,
+    layout: Layout,
+    manifest: Digest,
+    config: Digest,
+    layers: Vec<Digest>,
+}
+
+/// A layout with one image of layers of these sizes.
+fn image(sizes: &[usize]) -> Image {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Utf8PathBuf::from_path_buf(temp.path().to_owned()).unwrap();
+    let layout = Layout::open_or_create(dir.join("from")).unwrap();
+    let content =
+        |len: usize| -> Vec<u8> { (0..len).map(|i| u8::try_from((i * 7 + i / 509) % 251).unwrap()).collect() };
+    let layers: Vec<Vec<u8>> = sizes.iter().map(|len| content(*len)).collect();
+    let ids: Vec<Digest> = layers.iter().map(|l| layout.write_blob(l).unwrap()).collect();
+    let diff_ids: Vec<&str> = ids.iter().map(Digest::as_str).collect();
+    let rootfs = json!({ "type": "layers", "diff_ids": diff_ids });
+    let config = json!({ "architecture": "arm64", "os": "linux", "config": {}, "rootfs": rootfs });
+    let config = config.to_string().into_bytes();
+    layout.write_blob(&config).unwrap();
+    let descriptor = |media: &str, bytes: &[u8]| json!({ "mediaType": media, "digest": digest::of(bytes).as_str(), "size": bytes.len() });
+    let rows: Vec<Value> = layers.iter().map(|l| descriptor(media::OCI_LAYER_TAR, l)).collect();
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": media::OCI_MANIFEST,
+        "config": descriptor(media::OCI_CONFIG, &config), "layers": rows,
+    });
+    let manifest = Manifest::parse(None, manifest.to_string().into_bytes()).unwrap();
+    let config = Config::parse(config).unwrap();
+    fetch::list(&layout, &manifest, &config, "1").unwrap();
+    let (manifest, config) = (manifest.digest().clone(), config.digest().clone());
+    Image { _dir: temp, dir, layout, manifest, config, layers: ids }
+}
+
+fn sparklane(args: &[&str]) -> Command {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("sparklane"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> (i32, Value, String) {
+    let Output { status, stdout, stderr } = sparklane(args).output().unwrap();
+    let value = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
+    (status.code().unwrap(), value, String::from_utf8_lossy(&stderr).into_owned())
+}
+
+fn entries(dir: &Utf8Path) -> Vec<String> {
+    let mut names: Vec<String> = dir.read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn an_image_is_pinned_with_its_documents_as_served() {
+    let image = image(&[1000, 2000]);
+    let server = Server::start(image.layout.clone(), 0).unwrap();
+    let (reference, pins) = (format!("{}/x:1", server.address()), image.dir.join("pins"));
+    let (code, pin, stderr) = run(&["image", "pin", &reference, "--pins", pins.as_str(), "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(pin["manifest"], image.manifest.as_str());
+    assert_eq!(pin["config"], image.config.as_str());
+    assert_eq!(pin["layers"][1]["size"], 2000);
+    let dir = pins.join(image.manifest.hex());
+    assert_eq!(entries(&dir), ["config.json", "manifest.json", "pin.json"]);
+    assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), image.layout.read_document(&image.manifest).unwrap());
+    let first = std::fs::read(dir.join("pin.json")).unwrap();
+    run(&["image", "pin", &reference, "--pins", pins.as_str()]);
+    assert_eq!(std::fs::read(dir.join("pin.json")).unwrap(), first, "the same answer is the same pin");
+    let (code, failure, _) = run(&["image", "pin", &reference, "--platform", "linux/amd64", "--json"]);
+    assert_eq!((code, failure["verdict"].as_str()), (1, Some("refused")));
+    assert_eq!(run(&["image", "pin", "no-host:1"]).0, 2);
+    assert_eq!(run(&["image", "pin", &format!("{}/x:none", server.address())]).0, 1);
+}
+
+#[test]
+fn an_image_is_pulled_once_and_only_what_is_missing() {
+    let image = image(&[1000, 2000]);
+    let server = Server::start(image.layout.clone(), 0).unwrap();
+    let (reference, to) = (format!("{}/x:1", server.address()), image.dir.join("to"));
+    let pull = || run(&["image", "pull", &reference, "--layout", to.as_str(), "--json"]);
+    let numbers = |v: &Value| ["blobs", "bytes", "present"].map(|key| v[key].as_u64().unwrap());
+    let (code, done, stderr) = pull();
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!(done["manifest"], image.manifest.as_str());
+    assert_eq!(numbers(&done), [2, 3000, 1], "the config came when the reference was looked up");
+    assert_eq!(numbers(&pull().1), [0, 0, 3]);
+    let layout = Layout::open(&to).unwrap();
+    std::fs::remove_file(layout.own_path(&image.layers[1])).unwrap();
+    assert_eq!(numbers(&pull().1), [1, 2000, 2]);
+    assert_eq!(layout.list().unwrap()[0].0.as_deref(), Some(reference.as_str()));
+}
+
+/// kill -9 at many points: the next run goes on, and no wrong or half blob ever has a good name.
+#[test]
+fn a_killed_pull_goes_on_and_never_leaves_a_wrong_blob() {
+    let sizes = [3_000_000, 1_500_000, 40_000];
+    let image = image(&sizes);
+    let server = Server::start(image.layout.clone(), 0).unwrap();
+    let (reference, to) = (format!("{}/x:1", server.address()), image.dir.join("to"));
+    let total = sizes.iter().sum::<usize>() as u64;
+    let layout = Layout::open_or_create(&to).unwrap();
+    let here = || -> u64 {
+        let partial = layout.partial_dir().read_dir_utf8().unwrap().flatten();
+        let partial: u64 = partial.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum();
+        partial + layout.blobs().unwrap().iter().map(|(_, size)| size).sum::<u64>()
+    };
+    let mut killed = 0;
+    for point in 1..10 {
+        let args = ["image", "pull", &reference, "--layout", to.as_str(), "--limit-rate", "4M", "--json"];
+        let mut child = sparklane(&args).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        while here() < total * point / 10 && child.try_wait().unwrap().is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        killed += u32::from(child.wait().unwrap().signal() == Some(9));
+        for (name, _) in layout.blobs().unwrap() {
+            let (file, _) = layout.open_blob(&name).unwrap();
+            assert_eq!(digest::of_reader(file).unwrap().0, name, "a blob that has a name is whole");
+        }
+        assert!(layout.list().unwrap().is_empty(), "no half image is listed");
+    }
+    assert!(killed >= 5, "the pulls were too quick to be killed");
+    let (code, done, stderr) = run(&["image", "pull", &reference, "--layout", to.as_str(), "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(done["bytes"].as_u64().unwrap() < total / 2, "it went on where it was: {done}");
+    let manifest = layout.manifest(&image.manifest).unwrap();
+    manifest.blobs().into_iter().for_each(|d| layout.prove_blob(d).unwrap());
+    assert_eq!(layout.list().unwrap().len(), 1);
+}
+
+#[test]
+fn a_served_layout_tells_its_address() {
+    use std::io::BufRead as _;
+    let image = image(&[1000]);
+    let mut child = sparklane(&["image", "serve", "--layout", image.layout.root().as_str(), "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = serde_json::from_str::<Value>(&line).unwrap()["address"].as_str().unwrap().to_owned();
+    let reference = format!("{address}/x@{}", image.manifest);
+    let (code, _, stderr) = run(&["image", "pull", &reference, "--layout", image.dir.join("to").as_str()]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(code, 0, "{stderr}");
+}

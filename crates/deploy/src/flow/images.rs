@@ -1,0 +1,240 @@
+//! Images onto the nodes before anything is staged: the head from the registry, the others from the head, serving untouched.
+//!
+//! The control host joins a worker's questions and the head's answers over the ssh connections it has; it reads none of it.
+
+use std::io::{BufRead as _, BufReader, Write as _, copy};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use camino::Utf8PathBuf;
+use serde::Deserialize;
+use sparklane_oci::Reference;
+use sparklane_oci::node::{From, Order, Said, StagedImage, Wanted};
+
+use super::{Flow, all, died};
+use crate::error::DeployError;
+use crate::node::NodeHandle;
+use crate::plan::NodeFacts;
+
+/// Silence after which a node counts as gone; it says something every 3 s.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// How images come to the nodes.
+#[derive(Debug, Clone, Default)]
+pub struct ImageOptions {
+    /// Bytes per second that may be moved while an engine serves; without it nothing is.
+    pub while_serving: Option<u64>,
+    /// Registries that nodes may speak plain http to.
+    pub plain_http: Vec<String>,
+    /// File on the head with logins.
+    pub auth_file: Option<Utf8PathBuf>,
+}
+
+#[derive(Deserialize)]
+struct State {
+    present: bool,
+}
+
+/// A node and what it shall have.
+#[derive(Clone)]
+struct Want<'a> {
+    node: &'a NodeHandle,
+    fact: &'a NodeFacts,
+    wanted: Wanted,
+    /// The closure's own tool: the node's may be older than these commands.
+    tool: String,
+}
+
+impl Want<'_> {
+    fn refused(&self, why: &str) -> DeployError {
+        DeployError::Refused(format!("{}: image: {why}", self.node.member.node))
+    }
+
+    fn serves(&self) -> bool {
+        self.fact.status.engine.as_ref().is_some_and(|e| matches!(e.active.as_str(), "active" | "activating"))
+    }
+}
+
+impl Flow<'_> {
+    /// Brings the lane's image into the docker of every node that lacks it.
+    ///
+    /// # Errors
+    /// Refused: a node serves and no rate was given, or the image cannot be had.
+    pub(super) fn stage_images(&self, facts: &[NodeFacts]) -> Result<(), DeployError> {
+        let wants: Vec<Want<'_>> = self.nodes.iter().zip(facts).filter_map(|(n, f)| want(n, f)).collect();
+        let present = all(self.at_once(&wants, is_present))?;
+        let missing: Vec<&Want<'_>> = wants.iter().zip(&present).filter(|(_, there)| !**there).map(|p| p.0).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let rate = self.options.images.while_serving;
+        let serving = wants.iter().filter(|w| w.serves()).map(|w| w.node.member.node.as_str());
+        let serving: Vec<&str> = serving.collect();
+        if rate.is_none() && !serving.is_empty() {
+            let lacking: Vec<&str> = missing.iter().map(|w| w.node.member.node.as_str()).collect();
+            return Err(DeployError::Refused(format!(
+                "{} lacks the image {} and {} serves: fetching and unpacking would disturb it. Do it slowly: \
+                 --while-serving 50M, or stop the engine first",
+                lacking.join(", "),
+                missing.first().map_or("", |w| w.wanted.reference.as_str()),
+                serving.join(", ")
+            )));
+        }
+        let (head, others): (Vec<&Want<'_>>, Vec<&Want<'_>>) =
+            wants.iter().partition(|w| w.fact.generation.role.decides());
+        let lacks = |w: &&Want<'_>| missing.iter().any(|m| m.node.member.node == w.node.member.node);
+        let others: Vec<Want<'_>> = others.into_iter().filter(|w| lacks(w)).cloned().collect();
+        let Some(head) = head.first() else { return Err(died()) };
+        self.take_from_registry(head, !others.is_empty(), rate)?;
+        all(self.at_once(&others, |want| self.take_from_head(head, want, rate))).map(drop)
+    }
+
+    fn at_once<'w, T: Send>(
+        &self,
+        wants: &'w [Want<'w>],
+        act: impl Fn(&'w Want<'w>) -> Result<T, DeployError> + Sync,
+    ) -> Vec<Result<T, DeployError>> {
+        std::thread::scope(|scope| {
+            let act = &act;
+            let threads: Vec<_> = wants.iter().map(|want| scope.spawn(move || act(want))).collect();
+            threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err(died()))).collect()
+        })
+    }
+
+    fn take_from_registry(&self, want: &Want<'_>, keep: bool, rate: Option<u64>) -> Result<(), DeployError> {
+        let images = &self.options.images;
+        let from = match want.wanted.reference.parse::<Reference>() {
+            Ok(_) => From::Registry { plain_http: images.plain_http.clone(), auth_file: images.auth_file.clone() },
+            Err(_) => From::Here,
+        };
+        let order = Order { wanted: want.wanted.clone(), from, keep, rate };
+        let mut child = self.start(want, &order)?;
+        // Its questions go nowhere; without a reader it would wait at the first.
+        drop(child.stdin.take());
+        self.follow(want, child)
+    }
+
+    fn take_from_head(&self, head: &Want<'_>, want: &Want<'_>, rate: Option<u64>) -> Result<(), DeployError> {
+        let limit = rate.map(|r| r.to_string());
+        let mut argv = vec![head.tool.as_str(), "node", "image-feed"];
+        if let Some(limit) = &limit {
+            argv.extend(["--rate", limit]);
+        }
+        let mut feed = head.node.remote.command(&argv);
+        let feed = feed.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+        let mut feed = feed.map_err(|e| head.refused(&format!("ssh cannot be started: {e}")))?;
+        let order = Order { wanted: want.wanted.clone(), from: From::Feed, keep: false, rate: None };
+        let mut child = match self.start(want, &order) {
+            Ok(child) => child,
+            Err(error) => {
+                end(feed);
+                return Err(error);
+            }
+        };
+        let pipes = (child.stdout.take(), feed.stdin.take(), feed.stdout.take(), child.stdin.take());
+        let (Some(mut questions), Some(mut to_head), Some(mut answers), Some(mut to_worker)) = pipes else {
+            end(feed);
+            end(child);
+            return Err(died());
+        };
+        // Each ends when its source closes, and closes its target by that.
+        std::thread::spawn(move || copy(&mut questions, &mut to_head));
+        std::thread::spawn(move || copy(&mut answers, &mut to_worker));
+        let done = self.follow(want, child);
+        end(feed);
+        done
+    }
+
+    fn start(&self, want: &Want<'_>, order: &Order) -> Result<Child, DeployError> {
+        self.observer.event(Some(want.node.member.node.as_str()), &format!("image {}", want.wanted.manifest));
+        let mut line = serde_json::to_vec(order).map_err(|e| want.refused(&e.to_string()))?;
+        line.push(b'\n');
+        let mut command = want.node.remote.command(&[&want.tool, "node", "image-stage"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| want.refused(&format!("ssh cannot be started: {e}")))?;
+        if let Some(stdin) = child.stdin.as_mut() {
+            // A node that ends at once says why on stderr.
+            let _sent = stdin.write_all(&line).and_then(|()| stdin.flush());
+        }
+        Ok(child)
+    }
+
+    /// Passes on what the node says, up to its answer.
+    fn follow(&self, want: &Want<'_>, mut child: Child) -> Result<(), DeployError> {
+        let (lines, heard) = mpsc::channel();
+        let stderr = child.stderr.take();
+        std::thread::spawn(move || {
+            for line in stderr.into_iter().flat_map(|e| BufReader::new(e).lines()).map_while(Result::ok) {
+                if lines.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let mut last = String::new();
+        let answer = loop {
+            match heard.recv_timeout(SILENCE) {
+                Ok(line) => match serde_json::from_str::<Said>(&line) {
+                    Ok(Said::Event(text)) if text.is_empty() => {}
+                    Ok(Said::Event(text)) => self.observer.event(Some(want.node.member.node.as_str()), &text),
+                    Ok(Said::Staged(staged)) => break Ok(staged),
+                    Ok(Said::Failed(why)) => break Err(why),
+                    // ssh's or sudo's own words.
+                    Err(_) if !line.trim().is_empty() => last = line,
+                    Err(_) => {}
+                },
+                Err(RecvTimeoutError::Disconnected) => {
+                    let lost = if last.is_empty() { "the connection was lost".to_owned() } else { last };
+                    break Err(format!("{lost}; what came is kept"));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    break Err(format!("silent for {} s; what came is kept", SILENCE.as_secs()));
+                }
+            }
+        };
+        end(child);
+        let staged = answer.map_err(|why| want.refused(&why))?;
+        self.observer.event(Some(want.node.member.node.as_str()), &told(&staged));
+        Ok(())
+    }
+}
+
+/// What a person wants to know of it.
+fn told(staged: &StagedImage) -> String {
+    let StagedImage { store, id, blobs, bytes, present, unchanged } = staged;
+    let moved = format!("{blobs} blobs came ({bytes} bytes), {present} were there");
+    if *unchanged {
+        format!("image {id} is in docker; {moved}")
+    } else {
+        format!("image {id} ({store} store): {moved}")
+    }
+}
+
+/// Ends a child that has said all it had to say, or never will.
+fn end(mut child: Child) {
+    let _killed = child.kill();
+    let _reaped = child.wait();
+}
+
+/// What a node shall have; `None` where the lane's image is not known by both numbers, and nothing can be proved.
+fn want<'a>(node: &'a NodeHandle, fact: &'a NodeFacts) -> Option<Want<'a>> {
+    let image = &fact.generation.image;
+    let wanted = Wanted {
+        manifest: image.manifest.clone()?,
+        config: image.config.clone()?,
+        reference: image.reference.clone(),
+        delta: Some(format!("{}/image", fact.to.path).into()),
+    };
+    Some(Want { node, fact, wanted, tool: format!("{}/bin/sparklane", fact.to.path) })
+}
+
+fn is_present(want: &Want<'_>) -> Result<bool, DeployError> {
+    let mut line = serde_json::to_vec(&want.wanted).map_err(|e| want.refused(&e.to_string()))?;
+    line.push(b'\n');
+    let answer = want.node.remote.run(&[&want.tool, "node", "image-state"], &line)?;
+    if answer.code != 0 {
+        return Err(want.refused(answer.stderr.trim()));
+    }
+    let state: State = serde_json::from_str(&answer.stdout).map_err(|e| want.refused(&format!("odd answer: {e}")))?;
+    Ok(state.present)
+}
