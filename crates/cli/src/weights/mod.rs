@@ -17,7 +17,7 @@ use sparklane_weights::store::ROOT;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sudo sparklane weights status
-  sudo sparklane weights adopt /home/operator/models/DeepSeek-V4-Flash-0731 --manifest nix/weights/deepseek-v4-flash-0731.json
+  sudo sparklane weights adopt /models/0731 --manifest nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights verify nix/weights/deepseek-v4-flash-0731.json --deep
   sparklane weights send nix/weights/deepseek-v4-flash-0731.json --cluster sparks --while-serving
   sudo sparklane weights gc
