@@ -17,7 +17,7 @@ use crate::manifest::{Config, Descriptor, Manifest, check_digest};
 use crate::partial::SPARE;
 use crate::registry::{Event, Pulled};
 use crate::serve::Server;
-use crate::source::BlobSource;
+use crate::source::{BlobSource, Kind};
 
 /// Where the node's registry listens while docker pulls; the name stays in docker's list, so it is always the same.
 pub const PORT: u16 = 5177;
@@ -161,22 +161,22 @@ pub fn gather(
     watch: &dyn Watch,
 ) -> Result<(Manifest, Config, Pulled), OciError> {
     let delta = wanted.delta.as_deref().filter(|d| d.join("oci-layout").exists()).map(Layout::open).transpose()?;
-    let mut document = |digest: &Digest| -> Result<Vec<u8>, OciError> {
+    let mut document = |kind: Kind, digest: &Digest| -> Result<Vec<u8>, OciError> {
         if layout.has(digest) {
             return layout.read_document(digest);
         }
         let bytes = match &delta {
             Some(delta) if delta.has(digest) => delta.read_document(digest)?,
-            _ => source.document(digest)?,
+            _ => source.document(kind, digest)?,
         };
         check_digest("document", digest, crate::digest::of(&bytes))?;
         layout.write_blob(&bytes)?;
         Ok(bytes)
     };
-    let manifest = Manifest::parse(None, document(&wanted.manifest)?)?;
+    let manifest = Manifest::parse(None, document(Kind::Manifest, &wanted.manifest)?)?;
     manifest.check_image()?;
     check_digest("the image's config", &wanted.config, manifest.config.digest.clone())?;
-    let config = Config::parse(document(&wanted.config)?)?;
+    let config = Config::parse(document(Kind::Blob, &wanted.config)?)?;
     config.check_against(&manifest)?;
     let blobs: Vec<Descriptor> = manifest.blobs().into_iter().cloned().collect();
     if let Some(delta) = &delta {

@@ -19,13 +19,22 @@ use crate::registry::{Event, Pulled};
 /// Longest line of the feed's language.
 const LINE_MAX: u64 = 4096;
 
+/// What kind of document is asked for: a registry keeps manifests apart from blobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A manifest or an index.
+    Manifest,
+    /// A blob that is small, i.e. a config.
+    Blob,
+}
+
 /// Something that has blobs.
 pub trait BlobSource {
     /// A document by digest, proved.
     ///
     /// # Errors
     /// When the source has it not, or fails.
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError>;
+    fn document(&mut self, kind: Kind, digest: &Digest) -> Result<Vec<u8>, OciError>;
 
     /// Brings blobs that the layout has not.
     ///
@@ -39,7 +48,7 @@ pub trait BlobSource {
 pub struct Nowhere;
 
 impl BlobSource for Nowhere {
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+    fn document(&mut self, _: Kind, digest: &Digest) -> Result<Vec<u8>, OciError> {
         Err(nowhere(digest))
     }
 
@@ -211,7 +220,7 @@ impl<R: BufRead, W: Write> Fed<R, W> {
 }
 
 impl<R: BufRead, W: Write> BlobSource for Fed<R, W> {
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+    fn document(&mut self, _: Kind, digest: &Digest) -> Result<Vec<u8>, OciError> {
         let size = self.ask(digest, 0)?;
         if size > DOCUMENT_MAX {
             return Err(OciError::document(
@@ -294,11 +303,11 @@ mod tests {
         let moved = source.fetch(&to, &wanted, &|_| ()).unwrap();
         assert_eq!(moved, Pulled { blobs: 1, bytes: 2 << 20, present: 1 });
         to.prove_blob(&wanted[0]).unwrap();
-        assert_eq!(source.document(&wanted[1].digest).unwrap(), two);
+        assert_eq!(source.document(Kind::Blob, &wanted[1].digest).unwrap(), two);
         // The pipe is still in step after a blob that is not there.
         let missing = Descriptor::of("x", b"missing");
         assert!(source.fetch(&to, &[missing], &|_| ()).unwrap_err().to_string().contains("no blob"));
-        assert_eq!(source.document(&wanted[1].digest).unwrap(), two);
+        assert_eq!(source.document(Kind::Blob, &wanted[1].digest).unwrap(), two);
     }
 
     #[test]
@@ -309,7 +318,7 @@ mod tests {
         let wanted = [Descriptor::of("x", b"good")];
         assert!(matches!(fed(&from).fetch(&to, &wanted, &|_| ()), Err(OciError::DigestMismatch { .. })));
         assert!(!to.has(&digest));
-        assert!(fed(&from).document(&digest).is_err());
+        assert!(fed(&from).document(Kind::Blob, &digest).is_err());
         std::fs::write(from.own_path(&digest), b"longer").unwrap();
         assert!(matches!(fed(&from).fetch(&to, &wanted, &|_| ()), Err(OciError::SizeMismatch { .. })));
     }
