@@ -137,6 +137,13 @@ fn diff_ids(rig: &Rig, node: &str, image: &str) -> Vec<String> {
     serde_json::from_str(&text).unwrap()
 }
 
+/// No image of these lanes is left on a node of an earlier run.
+fn forget(rig: &Rig, node: &str) {
+    let script = "docker image ls -q 127.0.0.1:5177/sparklane/image | xargs -r docker image rm -f; \
+                  rm -rf /var/lib/sparklane/images";
+    rig.sh(node, script);
+}
+
 /// An image and a lane of that name in the control machine's flake.
 fn put_lane(rig: &Rig, name: &str, reference: &str, pin: &Value) {
     let flake = rig.lab.root("control").join("root/sparklane");
@@ -176,6 +183,7 @@ fn a_lane_whose_image_no_node_has_is_staged_with_serving_untouched() {
     let rig = Rig::on_a();
     let registry = Registry::start();
     let made = publish(&rig);
+    NODES.iter().for_each(|node| forget(&rig, node));
     let rig = rig.rebuilt();
     let before = rig.one_release("lab-a");
     let serving = rig.sh("head", "systemctl show -p MainPID --value sparklane-engine");
