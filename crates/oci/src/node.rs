@@ -76,7 +76,7 @@ pub struct Order {
     pub from: From,
     /// Bring the blobs into the layout even when docker has the image, as another node will ask for them.
     pub keep: bool,
-    /// Most bytes per second; absent for no limit.
+    /// Most bytes per second, from the source and into docker; absent for no limit.
     pub rate: Option<u64>,
 }
 
@@ -116,10 +116,11 @@ pub enum Said {
 pub fn stage(
     layout: &Layout,
     (docker, runtime): (&Docker, &Runtime),
-    (wanted, keep): (&Wanted, bool),
+    order: &Order,
     source: &mut dyn BlobSource,
     watch: &dyn Watch,
 ) -> Result<StagedImage, OciError> {
+    let (wanted, keep) = (&order.wanted, order.keep);
     let there = runtime.block_on(docker.find(&wanted.manifest, &wanted.config))?;
     if let (Some(found), false) = (&there, keep) {
         return Ok(staged(docker, found, &Pulled::default(), true));
@@ -129,7 +130,7 @@ pub fn stage(
     if let Some(found) = &there {
         return Ok(staged(docker, found, &pulled, true));
     }
-    let found = runtime.block_on(load(layout, docker, &manifest, &config, watch))?;
+    let found = runtime.block_on(load(layout, docker, (&manifest, &config), order.rate, watch))?;
     Ok(staged(docker, &found, &pulled, false))
 }
 
@@ -205,12 +206,13 @@ fn take(layout: &Layout, from: &Layout, blob: &Descriptor) -> Result<(), OciErro
 pub async fn load(
     layout: &Layout,
     docker: &Docker,
-    manifest: &Manifest,
-    config: &Config,
+    (manifest, config): (&Manifest, &Config),
+    rate: Option<u64>,
     watch: &dyn Watch,
 ) -> Result<Stored, OciError> {
     check_room(docker, manifest, config).await?;
-    let server = Server::start(layout.clone(), PORT).or_else(|_| Server::start(layout.clone(), 0))?;
+    let start = |port| Server::start_paced(layout.clone(), port, rate);
+    let server = start(PORT).or_else(|_| start(0))?;
     let name = format!("{}/{REPOSITORY}", server.address());
     watch.say(&format!("docker takes {} from this node's layout", manifest.digest()));
     docker.pull(&name, manifest.digest(), &|text| watch.say(text)).await?;

@@ -5,7 +5,6 @@
 //! `{"error":…}`, an answer.
 
 use std::io::{BufRead, Read, Seek as _, SeekFrom, Write};
-use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,6 +12,7 @@ use crate::digest::{self, Digest, PIECE};
 use crate::error::OciError;
 use crate::layout::Layout;
 use crate::manifest::{DOCUMENT_MAX, Descriptor, check_digest, check_size};
+use crate::pace::Pace;
 use crate::partial::{Opened, Partial, check_space, still_needed};
 use crate::registry::{Event, Pulled};
 
@@ -92,7 +92,7 @@ pub fn feed(
 ) -> Result<(), OciError> {
     let pipe = || OciError::io("write", "-");
     let mut questions = questions;
-    let mut pace = Pace::new(rate);
+    let pace = Pace::new(rate);
     while let Some(line) = read_line(&mut questions)? {
         let question: Question =
             serde_json::from_str(&line).map_err(|e| OciError::document("question", e.to_string()))?;
@@ -244,26 +244,6 @@ impl<R: BufRead, W: Write> BlobSource for Fed<R, W> {
             sum.blobs += 1;
         }
         Ok(sum)
-    }
-}
-
-/// Bytes per second, for a blocking writer.
-struct Pace {
-    rate: Option<u64>,
-    ready: Instant,
-}
-
-impl Pace {
-    fn new(rate: Option<u64>) -> Self {
-        Self { rate, ready: Instant::now() }
-    }
-
-    fn take(&mut self, bytes: usize) {
-        let Some(rate) = self.rate else { return };
-        let now = Instant::now();
-        let micros = u128::from(bytes as u64) * 1_000_000 / u128::from(rate.max(1));
-        self.ready = self.ready.max(now) + Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
-        std::thread::sleep(self.ready.saturating_duration_since(now));
     }
 }
 

@@ -40,6 +40,18 @@ struct Server {
     port: u16,
 }
 
+impl Server {
+    /// Processor seconds that it has used.
+    fn cpu(&self) -> miette::Result<f64> {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let text = std::fs::read_to_string(&path).into_diagnostic()?;
+        // After the name in parentheses: utime and stime are fields 14 and 15 (proc(5)), in ticks of 10 ms.
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |n: usize| fields.get(n).and_then(|t| t.parse::<f64>().ok()).unwrap_or(0.0);
+        Ok((ticks(11) + ticks(12)) / 100.0)
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // It ends with us, whatever it says to that.
@@ -53,6 +65,8 @@ impl Drop for Server {
 struct Times {
     ours_serves: Vec<f64>,
     peer_serves: Vec<f64>,
+    ours_cpu: Vec<f64>,
+    peer_cpu: Vec<f64>,
     ours_pulls: Vec<f64>,
     curl: Vec<f64>,
     curl_synced: Vec<f64>,
@@ -91,8 +105,13 @@ fn measure(args: &Args, tool: &Utf8Path, dir: &Utf8Path) -> miette::Result<(Time
     let mut times = Times::default();
     let before = load();
     for _ in 0..args.rounds {
-        for (server, list) in [(&ours, &mut times.ours_serves), (&peer, &mut times.peer_serves)] {
-            list.push(discard(server.port, &layer, args.mib << 20)?);
+        for (server, list) in [
+            (&ours, (&mut times.ours_serves, &mut times.ours_cpu)),
+            (&peer, (&mut times.peer_serves, &mut times.peer_cpu)),
+        ] {
+            let before = server.cpu()?;
+            list.0.push(discard(server.port, &layer, args.mib << 20)?);
+            list.1.push(server.cpu()? - before);
         }
         let (file, to) = (dir.join("curl"), dir.join("to"));
         let mut curl = Command::new("curl");
@@ -232,7 +251,8 @@ impl Times {
         json!({
             "mib": args.mib,
             "seconds": {
-                "serve": self.ours_serves, "docker-registry": self.peer_serves, "pull": self.ours_pulls,
+                "serve": self.ours_serves, "docker-registry": self.peer_serves,
+                "serve, cpu": self.ours_cpu, "docker-registry, cpu": self.peer_cpu, "pull": self.ours_pulls,
                 "curl": self.curl, "curl and sync": self.curl_synced,
             },
             "load": load,
@@ -253,6 +273,9 @@ impl Times {
             args.mib, args.rounds, load[0], load[1]
         );
         text += &row("loopback serve", &self.ours_serves, "docker-registry", &self.peer_serves, 5.0);
+        let per_gib = |times: &[f64]| median(times) * 1024.0 / args.mib as f64;
+        let (ours, theirs) = (per_gib(&self.ours_cpu), per_gib(&self.peer_cpu));
+        text += &format!("| the server's CPU per GiB | {ours:.2} s | {theirs:.2} s | {:.2} | | |\n", theirs / ours);
         text += &row("pull, hashed, on disk", &self.ours_pulls, "curl and sync", &self.curl_synced, 0.9);
         let page_cache = speed(&self.ours_pulls) / speed(&self.curl);
         text +=
