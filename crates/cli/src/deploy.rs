@@ -177,7 +177,7 @@ impl Reach {
         Ok(Flow::new(&site, &options, &Quiet)?.reports(words))
     }
 
-    fn site(&self) -> Result<Site, DeployError> {
+    pub(crate) fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())
     }
@@ -186,7 +186,7 @@ impl Reach {
         progress::fitting(self.json)
     }
 
-    fn options(&self, how: Option<&How>) -> DeployOptions {
+    pub(crate) fn options(&self, how: Option<&How>) -> DeployOptions {
         let goal = match how {
             Some(how) if how.dry_activate => Goal::DryActivate,
             Some(how) if how.boot => Goal::Boot,
@@ -265,6 +265,7 @@ fn failed(json: bool, error: &DeployError) -> ExitCode {
         DeployError::Usage(_) => "usage",
         DeployError::Busy(_) => "busy",
         DeployError::InDoubt(_) => "in-doubt",
+        DeployError::Failed(_) => "failed",
         _ => "refused",
     };
     let exit_code = error.exit_code();

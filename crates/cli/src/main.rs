@@ -13,6 +13,7 @@ mod parts;
 mod reference;
 mod report;
 mod txn;
+mod weights;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -54,6 +55,8 @@ enum Command {
     Lane(lane::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
+    /// Weights: verify, send between nodes, adopt, collect.
+    Weights(weights::Args),
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
         Command::Image(args) => image::run(args),
+        Command::Weights(args) => weights::run(args),
         Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {

@@ -64,7 +64,7 @@ fn reference_of_the_files_is_current() {
 fn examples() -> Vec<Vec<String>> {
     let root = docs().join("..");
     let mut texts = vec![std::fs::read_to_string(root.join("README.md")).unwrap()];
-    for name in ["operations.md", "images.md", "reference.md", "bench.md"] {
+    for name in ["operations.md", "reference.md", "bench.md", "images.md", "weights.md"] {
         texts.extend(std::fs::read_to_string(docs().join(name)).ok());
     }
     let lines = texts.iter().flat_map(|text| text.lines()).map(str::trim);

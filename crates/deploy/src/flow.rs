@@ -24,6 +24,7 @@ use crate::{nix, ssh::control_dir};
 pub mod images;
 pub mod requests;
 mod staging;
+mod weights;
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -174,6 +175,7 @@ impl<'a> Flow<'a> {
             return Ok(self.timed(checked));
         }
         self.stage_images(&facts)?;
+        self.stage_weights(&facts)?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
         if let Some(refused) = self.stage_all(&subject, &requests)? {
@@ -426,7 +428,7 @@ fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(
 }
 
 /// All answers, or all failures in one: a person mends them in one go.
-fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
+pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
     let mut good = Vec::new();
     let mut bad: Vec<DeployError> = Vec::new();
     for answer in answers {
