@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: figures that are stated, never checks.
 
 mod deploy;
+mod image;
 mod memory;
 mod peer;
 mod report;
@@ -19,6 +20,8 @@ pub struct Args {
 enum What {
     /// Deploy, switch and roll back in the lab, beside stock deploy-rs 1.0.0 with the same closures.
     Deploy(deploy::Args),
+    /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
+    Image(image::Args),
     /// Move weights over two rails between network namespaces, beside rsync, cp and a bare pump.
     Weights(weights::Args),
     /// One end of the bare pump.
@@ -30,6 +33,7 @@ enum What {
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
+        What::Image(args) => image::run(args),
         What::Weights(args) => weights::run(args),
         What::WeightsPump(args) => weights::run_pump(args).map(|()| ExitCode::SUCCESS),
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use sparklane_deploy::flow::Reports;
 use sparklane_deploy::flow::images::ImageOptions;
-use sparklane_deploy::progress::{Lines, Observer, Quiet};
+use sparklane_deploy::progress::{self, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
@@ -183,7 +183,7 @@ impl Reach {
     }
 
     fn observer(&self) -> Box<dyn Observer> {
-        if self.json { Box::new(Quiet) } else { Box::new(Lines::default()) }
+        progress::fitting(self.json)
     }
 
     pub(crate) fn options(&self, how: Option<&How>) -> DeployOptions {

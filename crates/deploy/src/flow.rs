@@ -174,8 +174,8 @@ impl<'a> Flow<'a> {
             let checked = self.check_only(&subject, &requests)?;
             return Ok(self.timed(checked));
         }
-        self.stage_weights(&facts)?;
         self.stage_images(&facts)?;
+        self.stage_weights(&facts)?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
         if let Some(refused) = self.stage_all(&subject, &requests)? {
