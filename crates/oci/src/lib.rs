@@ -7,6 +7,7 @@ pub mod digest;
 pub mod docker;
 pub mod error;
 pub mod fetch;
+pub mod layer;
 pub mod layout;
 pub mod manifest;
 pub mod media;
