@@ -1,5 +1,6 @@
 //! Images of ours: a pinned base, layers of ours on top, a changed config.
 
+pub mod config;
 pub mod raw;
 pub mod spec;
 

@@ -234,7 +234,10 @@ impl Spec {
 
     fn check(&self) -> Result<(), String> {
         if self.epoch < OLDEST {
-            return Err(format!("epoch {} is before 1980-01-01 ({OLDEST}): python's zipfile fails on such files", self.epoch));
+            return Err(format!(
+                "epoch {} is before 1980-01-01 ({OLDEST}): python's zipfile fails on such files",
+                self.epoch
+            ));
         }
         if self.epoch > i64::MAX as u64 / 2 {
             return Err(format!("epoch {} is no time", self.epoch));
@@ -257,7 +260,11 @@ impl Layer {
     pub fn title(&self) -> String {
         match self {
             Self::Wheels(w) => {
-                let names = if w.requested.is_empty() { format!("{} distributions", w.lock.len()) } else { w.requested.join(" ") };
+                let names = if w.requested.is_empty() {
+                    format!("{} distributions", w.lock.len())
+                } else {
+                    w.requested.join(" ")
+                };
                 format!("wheels {names}")
             }
             Self::Edits(e) => format!("edits {}", list(e.edits.iter().map(|e| e.path.as_str()))),
@@ -328,9 +335,7 @@ mod tests {
 
     fn with(rest: &str) -> String {
         let sum = "a".repeat(64);
-        format!(
-            r#"{{"name":"x","base":{{"reference":"r","manifest":"sha256:{sum}","config":"sha256:{sum}"}},{rest}}}"#
-        )
+        format!(r#"{{"name":"x","base":{{"reference":"r","manifest":"sha256:{sum}","config":"sha256:{sum}"}},{rest}}}"#)
     }
 
     #[test]
