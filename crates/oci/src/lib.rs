@@ -3,6 +3,7 @@
 //! One identity is compared everywhere: the digest of a manifest's bytes. Documents are kept as the bytes they came as and
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
+pub mod base;
 pub mod compose;
 pub mod digest;
 pub mod docker;
