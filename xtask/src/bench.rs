@@ -5,6 +5,7 @@ mod image;
 mod memory;
 mod peer;
 mod report;
+mod weights;
 
 use std::process::ExitCode;
 
@@ -21,6 +22,11 @@ enum What {
     Deploy(deploy::Args),
     /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
     Image(image::Args),
+    /// Move weights over two rails between network namespaces, beside rsync, cp and a bare pump.
+    Weights(weights::Args),
+    /// One end of the bare pump.
+    #[command(hide = true)]
+    WeightsPump(weights::PumpArgs),
 }
 
 /// Measures and prints.
@@ -28,5 +34,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
         What::Image(args) => image::run(args),
+        What::Weights(args) => weights::run(args),
+        What::WeightsPump(args) => weights::run_pump(args).map(|()| ExitCode::SUCCESS),
     }
 }
