@@ -243,7 +243,7 @@ impl<'a> Overlay<'a> {
             self.forget(&path);
             // The new file hides the old one; a folder's old content would show through.
             let hidden = layer.get(&path).is_some_and(|e| !matches!(e.node, Node::Directory));
-            all.extend(whiteout(&path, from, mtime).filter(|_| !hidden || self.base.is_none()));
+            all.extend(whiteout(&path, from, mtime).filter(|_| !hidden));
         }
         all.extend(layer.into_values());
         for entry in &all {

@@ -30,9 +30,27 @@ pub struct Spec {
     /// Seconds since 1970 that every entry and the config carry; no clock is read.
     #[serde(default = "epoch")]
     pub epoch: u64,
-    /// The manifest digest that the lane records; the build fails with the difference when it moves.
+    /// What the lane records; the build fails with the difference when it moves.
     #[serde(default)]
-    pub expected: Option<Digest>,
+    pub expected: Option<Expected>,
+}
+
+/// What an image was when it was recorded: the same members as in its `image.json`, of which only `manifest` decides and the
+/// others say what moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Expected {
+    /// Digest of the manifest.
+    pub manifest: Digest,
+    /// Digest of the config.
+    #[serde(default)]
+    pub config: Option<Digest>,
+    /// Digests of our layers, lowest first.
+    #[serde(default)]
+    pub layers: Option<Vec<Digest>>,
+    /// Digest of each member of the config.
+    #[serde(default)]
+    pub keys: Option<BTreeMap<String, Digest>>,
 }
 
 fn epoch() -> u64 {
