@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 use sha2::{Digest as _, Sha256};
 
-use super::entry::{Body, Entry};
+use super::entry::{Body, Entry, Meta, Node, TreePath};
 use super::error::LayerError;
 use super::gzip::STORED;
 
@@ -226,6 +226,32 @@ impl Sink for Nowhere {
     }
 
     fn plain(&mut self, _: &[u8]) -> Result<(), LayerError> {
+        Ok(())
+    }
+}
+
+/// A small body's bytes, checked; for what must be read before a layer is made of it.
+///
+/// # Errors
+/// Bytes that are not what the body promises.
+pub(crate) fn contents(from: &str, path: &str, body: &Body) -> Result<Vec<u8>, LayerError> {
+    let meta = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
+    let path = TreePath::new(path).map_err(|why| LayerError::entry(path, why))?;
+    let entry = Entry { path, meta, node: Node::Directory, from: from.to_owned() };
+    let mut bytes = Vec::new();
+    Reader::default().read(&entry, body, &mut Gather(&mut bytes))?;
+    Ok(bytes)
+}
+
+struct Gather<'a>(&'a mut Vec<u8>);
+
+impl Sink for Gather<'_> {
+    fn raw(&mut self, _: &[u8], _: bool) -> Result<(), LayerError> {
+        Ok(())
+    }
+
+    fn plain(&mut self, bytes: &[u8]) -> Result<(), LayerError> {
+        self.0.extend(bytes);
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ mod order;
 pub mod tar;
 mod write;
 
+pub(crate) use body::contents;
 pub use entry::{Body, Entry, Meta, Node, TreePath};
 pub use error::LayerError;
 pub use order::{EARLIEST, WHITEOUT};
