@@ -235,23 +235,44 @@ impl Sink for Nowhere {
 /// # Errors
 /// Bytes that are not what the body promises.
 pub(crate) fn contents(from: &str, path: &str, body: &Body) -> Result<Vec<u8>, LayerError> {
-    let meta = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
-    let path = TreePath::new(path).map_err(|why| LayerError::entry(path, why))?;
-    let entry = Entry { path, meta, node: Node::Directory, from: from.to_owned() };
-    let mut bytes = Vec::new();
-    Reader::default().read(&entry, body, &mut Gather(&mut bytes))?;
-    Ok(bytes)
+    let mut gather = Gather { bytes: Vec::new(), most: usize::MAX };
+    Reader::default().read(&nameless(from, path)?, body, &mut gather)?;
+    Ok(gather.bytes)
 }
 
-struct Gather<'a>(&'a mut Vec<u8>);
+/// The first bytes of a body, at most `count`, unchecked.
+///
+/// # Errors
+/// A stream that is broken before that.
+pub(crate) fn head(from: &str, path: &str, body: &Body, count: usize) -> Result<Vec<u8>, LayerError> {
+    let mut gather = Gather { bytes: Vec::new(), most: count };
+    let read = Reader::default().read(&nameless(from, path)?, body, &mut gather);
+    if gather.bytes.len() < count {
+        read?;
+    }
+    Ok(gather.bytes)
+}
 
-impl Sink for Gather<'_> {
+fn nameless(from: &str, path: &str) -> Result<Entry, LayerError> {
+    let meta = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
+    let path = TreePath::new(path).map_err(|why| LayerError::entry(path, why))?;
+    Ok(Entry { path, meta, node: Node::Directory, from: from.to_owned() })
+}
+
+/// Keeps the first bytes; ends the reading when it has them.
+struct Gather {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Sink for Gather {
     fn raw(&mut self, _: &[u8], _: bool) -> Result<(), LayerError> {
         Ok(())
     }
 
     fn plain(&mut self, bytes: &[u8]) -> Result<(), LayerError> {
-        self.0.extend(bytes);
-        Ok(())
+        let take = bytes.len().min(self.most - self.bytes.len());
+        self.bytes.extend(&bytes[..take]);
+        if self.bytes.len() < self.most { Ok(()) } else { Err(LayerError::Write(io::ErrorKind::WriteZero.into())) }
     }
 }

@@ -124,6 +124,17 @@ pub struct Tag {
 }
 
 impl Tag {
+    /// Whether both name one interface and one kind of machine, whatever its glibc.
+    #[must_use]
+    pub fn agrees(&self, other: &Self) -> bool {
+        let machine = |tag: &Self| {
+            let arch = [Arch::Aarch64, Arch::X86_64].into_iter().find(|a| tag.platform.ends_with(a.name()));
+            arch.filter(|_| tag.platform.contains("linux"))
+        };
+        let platform = self.platform == other.platform || machine(self).is_some_and(|m| machine(other) == Some(m));
+        (&self.python, &self.abi) == (&other.python, &other.abi) && platform
+    }
+
     /// The tags that a compressed set stands for, sorted.
     #[must_use]
     pub fn expand(text: &str) -> Option<Vec<Self>> {
@@ -237,6 +248,16 @@ mod tests {
     }
 
     #[test]
+    fn tags_agree_whatever_the_glibc() {
+        let agree = |a: &str, b: &str| Tag::expand(a).unwrap()[0].agrees(&Tag::expand(b).unwrap()[0]);
+        assert!(agree("cp312-cp312-linux_aarch64", "cp312-cp312-manylinux2014_aarch64"));
+        assert!(agree("py3-none-any", "py3-none-any"));
+        assert!(!agree("cp312-cp312-linux_aarch64", "cp312-cp312-manylinux2014_x86_64"));
+        assert!(!agree("cp312-abi3-linux_aarch64", "cp312-cp312-linux_aarch64"));
+        assert!(!agree("py3-none-any", "py3-none-linux_aarch64"));
+    }
+
+    #[test]
     fn file_names() {
         let parsed = FileName::parse("Foo_Bar-1.2-1b-py3-none-any.whl").unwrap();
         assert_eq!((parsed.name.as_str(), parsed.version.as_str(), parsed.tags.len()), ("foo-bar", "1.2", 1));
@@ -252,7 +273,7 @@ mod tests {
         #[test]
         fn any_text_is_taken_apart_or_refused(text in "[ -~]{0,40}(-[a-z0-9._]{0,6}){0,7}(\\.whl)?", any in ".{0,60}") {
             for text in [text, any] {
-                let _ = FileName::parse(&text).map(|n| n.tags.iter().map(|t| SPARK.takes(t)).count());
+                let _ = FileName::parse(&text).map(|n| n.tags.iter().filter(|t| SPARK.takes(t)).count());
                 prop_assert_eq!(normalise(&normalise(&text)), normalise(&text));
             }
         }

@@ -107,6 +107,16 @@ impl Archive {
     }
 }
 
+impl Archive {
+    /// The first bytes of a member, at most `count`; unchecked, to tell kinds of files apart.
+    ///
+    /// # Errors
+    /// A broken member.
+    pub fn head(&self, member: &Member, count: usize) -> Result<Vec<u8>, WheelError> {
+        Ok(crate::layer::head(&self.name, &member.name, &self.body(member, None), count)?)
+    }
+}
+
 struct Read<'a> {
     file: &'a File,
     name: &'a str,
@@ -207,7 +217,7 @@ impl Read<'_> {
         if header.compressed == u32::MAX || header.size == u32::MAX || header.offset == u32::MAX {
             return refuse("it is in the zip64 format, which is not read");
         }
-        if let Err(why) = extra(header.extra) {
+        if let Err(why) = extra(header.extra, None) {
             return refuse(why);
         }
         let method = match header.method {
@@ -261,7 +271,8 @@ impl Read<'_> {
         if behind > end {
             return self.refuse(&member.name, "it lies outside of the archive");
         }
-        if let Err(why) = extra(&self.bytes(at + length as u64, extra_length)?) {
+        let sizes = [member.size.to_le_bytes(), member.compressed.to_le_bytes()].concat();
+        if let Err(why) = extra(&self.bytes(at + length as u64, extra_length)?, Some(&sizes)) {
             return self.refuse(&member.name, why);
         }
         Ok((Member { offset, ..member }, (at, behind)))
@@ -303,17 +314,18 @@ impl<'d> Header<'d> {
     }
 }
 
-/// Extra fields: those that change a name or a size are refused, the others (times, owners) do not count.
-fn extra(mut rest: &[u8]) -> Result<(), &'static str> {
+/// Extra fields: those that change a name or a size are refused, the others (times, owners) do not count. In front of a
+/// member some writers repeat its `sizes` in a zip64 field; that says nothing new.
+fn extra(mut rest: &[u8], sizes: Option<&[u8]>) -> Result<(), &'static str> {
     while !rest.is_empty() {
-        match u16_at(rest, 0) {
-            _ if rest.len() < 4 => return Err("its extra fields are cut off"),
-            0x0001 => return Err("it is in the zip64 format, which is not read"),
+        let length = 4 + usize::from(u16_at(rest, 2));
+        let (field, behind) = rest.split_at_checked(length).ok_or("its extra fields are cut off")?;
+        match u16_at(field, 0) {
+            0x0001 if sizes != field.get(4..) => return Err("it is in the zip64 format, which is not read"),
             0x7075 => return Err("an extra field gives it another name"),
             _ => {}
         }
-        let length = 4 + usize::from(u16_at(rest, 2));
-        rest = rest.get(length..).ok_or("its extra fields are cut off")?;
+        rest = behind;
     }
     Ok(())
 }
