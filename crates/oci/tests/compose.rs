@@ -160,3 +160,69 @@ fn row_05_no_layer_puts_a_folder_in_a_links_place() {
         .collect();
     assert_eq!(paths, ["opt/.wh.cache", "usr/lib/new", "usr/lib/new/hello"]);
 }
+
+fn wheels(rows: Vec<Value>) -> Value {
+    json!({ "kind": "wheels", "interpreter": "/usr/bin/python3", "site": format!("/{SITE}"), "scripts": "/usr/local/bin",
+        "lock": { "format": 1, "python": "cp312", "platform": "aarch64", "glibc": "2.28", "requirements": ["protobuf"],
+            "wheels": rows } })
+}
+
+/// Issue row 25 (importlib_metadata#457, cpython#100666): after an upgrade there is one dist-info, and the old files are gone.
+#[test]
+fn row_25_an_upgrade_leaves_nothing_of_the_old_version() {
+    let case = Case::new();
+    let row = base::wheel::write(
+        &case.root().join("wheels"),
+        "protobuf",
+        "7.0",
+        &[("google/protobuf/__init__.py", "version=7"), ("google/protobuf/new.py", "new")],
+    );
+    let built = case.build(&case.spec(json!([wheels(vec![row])])), Some(&case.base.index()), "out").unwrap();
+    let tree = case.tree(&built, "out");
+    let found: Vec<&str> = tree.keys().filter(|p| p.contains("proto")).map(|p| p.trim_start_matches(SITE)).collect();
+    let expected = [
+        "/google/protobuf/__init__.py",
+        "/google/protobuf/new.py",
+        "/protobuf-7.0.dist-info/INSTALLER",
+        "/protobuf-7.0.dist-info/METADATA",
+        "/protobuf-7.0.dist-info/RECORD",
+        "/protobuf-7.0.dist-info/WHEEL",
+    ];
+    assert_eq!(found, expected);
+    assert_eq!(tree[&format!("{SITE}/google/protobuf/__init__.py")], b"version=7");
+    assert!(built.why.iter().any(|w| w.contains("protobuf 5.0 of the base gives way to 7.0")), "{:?}", built.why);
+}
+
+#[test]
+fn the_same_version_is_left_and_a_refusal_is_one() {
+    let case = Case::new();
+    let folder = case.root().join("wheels");
+    let same = base::wheel::write(&folder, "protobuf", "5.0", &[("google/protobuf/__init__.py", "other")]);
+    let built = case.build(&case.spec(json!([wheels(vec![same])])), Some(&case.base.index()), "out").unwrap();
+    assert!(built.why[0].contains("in the base already"), "{:?}", built.why);
+    assert_eq!(case.tree(&built, "out")[&format!("{SITE}/google/protobuf/__init__.py")], b"version=5");
+    let other = base::wheel::write(&folder, "protobuf", "7.0", &[("google/protobuf/__init__.py", "7")]);
+    let mut layer = wheels(vec![other]);
+    layer["upgrade"] = json!("refuse");
+    let error = case.build(&case.spec(json!([layer])), Some(&case.base.index()), "no").unwrap_err().to_string();
+    assert!(error.contains("5.0") && error.contains("7.0"), "{error}");
+    for (key, value, word) in [
+        ("site", json!("/usr/lib/python3.12/site-packages"), "does not import from"),
+        ("interpreter", json!("/opt/python"), "no python at"),
+    ] {
+        let mut layer = wheels(vec![]);
+        layer[key] = value;
+        let error = case.build(&case.spec(json!([layer])), Some(&case.base.index()), "no").unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+/// An edit of a module that a layer of ours brings is a mistake in the spec.
+#[test]
+fn layers_know_of_each_other() {
+    let case = Case::new();
+    let row = base::wheel::write(&case.root().join("wheels"), "vllm", "0.26", &[("vllm/config/cache.py", CACHE_PY)]);
+    let spec = case.spec(json!([wheels(vec![row]), edit()]));
+    let error = case.build(&spec, Some(&case.base.index()), "no").unwrap_err().to_string();
+    assert!(error.contains("changed it already"), "{error}");
+}

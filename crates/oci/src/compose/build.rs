@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::config::{Added, check_count, documents};
 use super::edits::Parts;
 use super::spec::{Base, Layer, Spec};
-use super::{edits, explain, files};
+use super::{edits, explain, files, upgrade};
 use crate::base::{Overlay, TreeIndex};
 use crate::digest::Digest;
 use crate::error::OciError;
@@ -119,12 +119,13 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
     let spec = inputs.spec;
     let bad = refuse(spec);
     let mut overlay = Overlay::new(inputs.index);
-    let (mut layers, mut why) = (Vec::new(), Vec::new());
+    let (mut layers, mut why, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
     for (i, layer) in spec.layers.iter().enumerate() {
         let at = |e: String| bad(format!("layer {i} ({}): {e}", layer.title()));
         let parts = parts(layer, &overlay, inputs).map_err(at)?;
         let entries = overlay.place(parts.entries, &parts.removes, spec.epoch).map_err(at)?;
         why.extend(parts.why);
+        warnings.extend(parts.warnings);
         let mut blob = layout.blob_writer()?;
         let written = write_layer(&entries, &mut blob).map_err(|e| at(e.to_string()))?;
         let (digest, size) = blob.finish()?;
@@ -132,6 +133,7 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
         layers.push(Added { digest, size, diff_id: written.diff_id, title: layer.title() });
     }
     let made = documents(inputs.manifest, inputs.config, spec, &layers).map_err(&bad)?;
+    warnings.extend(made.warnings);
     let keys = explain::keys(&made.config).map_err(&bad)?;
     layout.write_blob(&made.config)?;
     layout.write_blob(&made.manifest)?;
@@ -148,7 +150,7 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
         keys,
         why,
         unproved: unproved(inputs),
-        warnings: made.warnings,
+        warnings,
     };
     let moved = spec.expected.as_ref().map(|e| explain::moved(e, &built)).unwrap_or_default();
     if !moved.is_empty() {
@@ -164,7 +166,7 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
 fn parts(layer: &Layer, overlay: &Overlay<'_>, inputs: &Inputs<'_>) -> Result<Parts, String> {
     let epoch = inputs.spec.epoch;
     match layer {
-        Layer::Wheels(_) => Err("wheels need the layer writer's other half".into()),
+        Layer::Wheels(wheels) => upgrade::parts(wheels, overlay, inputs.wheels, epoch),
         Layer::Edits(edits) => edits::parts(edits, overlay, epoch),
         Layer::Files(files) => files::parts(files, overlay, inputs.sources, epoch),
     }

@@ -8,6 +8,7 @@ pub mod files;
 pub mod patch;
 pub mod raw;
 pub mod spec;
+pub mod upgrade;
 
 pub use build::{Built, Inputs, Place, build};
 pub use spec::Spec;

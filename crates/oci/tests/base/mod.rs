@@ -2,6 +2,8 @@
 //! python 3.12, distributions with RECORD, compiled modules; and an applier of layers that shares no code with the builder.
 #![allow(dead_code)]
 
+pub mod wheel;
+
 use std::collections::BTreeMap;
 use std::io::{Read, Write as _};
 
