@@ -1,5 +1,6 @@
 //! `sparklane image …`: pins, pulls and serves images. Each subcommand is a file.
 
+mod build;
 mod common;
 pub mod node;
 mod pin;
@@ -26,6 +27,8 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make an image of a pinned base and layers of ours; the same inputs give the same digest anywhere.
+    Build(build::Args),
     /// Look up what a reference is now and write it down: digests, manifest and config as served.
     Pin(pin::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
@@ -42,6 +45,7 @@ enum Command {
 /// Never; failures are exit codes with a line.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
+        Command::Build(args) => build::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
