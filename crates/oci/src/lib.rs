@@ -23,6 +23,7 @@ pub mod reference;
 pub mod registry;
 pub mod serve;
 pub mod source;
+pub mod wheel;
 
 pub use digest::Digest;
 pub use error::OciError;

@@ -22,6 +22,8 @@ pub struct Parts {
     pub removes: Vec<(String, String)>,
     /// What was done, for `image.json`.
     pub why: Vec<String>,
+    /// What people should know.
+    pub warnings: Vec<String>,
 }
 
 /// A file as the base has it.
