@@ -5,6 +5,7 @@
 
 pub mod digest;
 pub mod docker;
+pub mod elf;
 pub mod error;
 pub mod fetch;
 pub mod layer;

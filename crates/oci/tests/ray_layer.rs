@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_oci::elf::Collect;
 use sparklane_oci::layer::{self, TreePath};
 use sparklane_oci::wheel::{Interpreter, Lock, Site, install};
 
@@ -44,8 +45,12 @@ fn the_layer_of_ray_has_its_golden_digest() {
     ));
     let folder = tempfile::tempdir().unwrap();
     let blob = folder.path().join("layer.tar.gz");
-    let written = layer::write_layer(&entries, &mut BufWriter::new(File::create(&blob).unwrap())).unwrap();
-    eprintln!("{written:?} {:?}", installed.warnings);
+    let mut collect = Collect::new(tempfile::tempfile().unwrap());
+    let mut out = BufWriter::new(File::create(&blob).unwrap());
+    let written = layer::write_watched(&entries, &mut out, &mut collect).unwrap();
+    assert!(collect.found.iter().all(|(_, elf)| elf.machine == site.target.arch.elf()));
+    let glibc = collect.found.iter().filter_map(|(_, elf)| elf.glibc).max();
+    assert_eq!((collect.found.len(), glibc), (34, Some((2, 17))));
     // Independent of our reader.
     let decoder = flate2::read::MultiGzDecoder::new(BufReader::new(File::open(&blob).unwrap()));
     let mut archive = tar::Archive::new(decoder);
