@@ -8,6 +8,7 @@ pub mod base;
 pub mod compose;
 pub mod digest;
 pub mod docker;
+pub mod elf;
 pub mod error;
 pub mod fetch;
 pub mod gc;
