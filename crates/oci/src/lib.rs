@@ -8,6 +8,7 @@ pub mod base;
 pub mod compose;
 pub mod digest;
 pub mod docker;
+pub mod elf;
 pub mod error;
 pub mod fetch;
 pub mod gc;
@@ -23,6 +24,7 @@ pub mod reference;
 pub mod registry;
 pub mod serve;
 pub mod source;
+pub mod wheel;
 
 pub use digest::Digest;
 pub use error::OciError;
