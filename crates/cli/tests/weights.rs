@@ -3,12 +3,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
 
+#[path = "../../weights/tests/support/noise.rs"]
+mod noise;
+
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
+use noise::noise;
 use sparklane_deploy::weights::{End, EndRail, SendOptions, Shell, send};
 use sparklane_lane::WeightsManifest;
 use sparklane_lane::weights::WeightsFile;
@@ -117,19 +121,6 @@ fn pair(tag: &str, mbits: [u32; 2]) -> (Node, Node) {
         }
     }
     (head, worker)
-}
-
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// Puts a model into a node's store by the command that people use.

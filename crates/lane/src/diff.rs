@@ -202,7 +202,7 @@ mod tests {
         let keys = |c: &[Change]| c.iter().map(|c| c.key.clone()).collect::<Vec<_>>();
         assert_eq!(keys(&found.other), ["gates.tokens.budgetSecs", "shmBytes"]);
         assert_eq!(keys(&found.weights), ["manifest"]);
-        assert_eq!(keys(&found.image), ["reference"]);
+        assert_eq!(keys(&found.image), ["pinWith", "reference"]);
     }
 
     #[test]

@@ -119,6 +119,6 @@ impl ImageSpec {
     #[must_use]
     pub fn pin_command(&self) -> String {
         let verb = if self.adopted { "adopt" } else { "pin" };
-        self.pin_with.clone().unwrap_or_else(|| format!("sparklane image {verb} {}", self.name))
+        self.pin_with.clone().unwrap_or_else(|| format!("sparklane image {verb} {}", self.reference))
     }
 }

@@ -149,17 +149,11 @@ fn made(config: &Descriptor, layers: &[(Digest, u64)]) -> Result<Manifest, OciEr
 
 #[cfg(test)]
 mod tests {
-    use camino::Utf8PathBuf;
     use proptest::prelude::*;
 
     use super::*;
     use crate::digest::of;
-
-    fn layout() -> (tempfile::TempDir, Layout) {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::open_or_create(Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap()).unwrap();
-        (dir, layout)
-    }
+    use crate::layout::scratch as layout;
 
     fn tar_of(files: &[(&str, &[u8])], links: &[(&str, &str)]) -> Vec<u8> {
         let mut tar = tar::Builder::new(Vec::new());

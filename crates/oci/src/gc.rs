@@ -124,14 +124,9 @@ mod tests {
     use super::*;
     use crate::digest::of;
     use crate::fetch::entry;
+    use crate::layout::scratch as layout;
     use crate::manifest::Config;
     use crate::media;
-
-    fn layout() -> (tempfile::TempDir, Layout) {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::open_or_create(Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap()).unwrap();
-        (dir, layout)
-    }
 
     /// An image of a layer that all share and one of its own.
     fn put(layout: &Layout, name: &str, adopted: bool) -> Digest {

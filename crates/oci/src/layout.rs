@@ -416,6 +416,14 @@ fn temporary(path: &Utf8Path) -> Result<(File, Utf8PathBuf), OciError> {
     }
 }
 
+/// An empty layout in a folder that goes with the guard, for tests of this crate.
+#[cfg(test)]
+pub(crate) fn scratch() -> (tempfile::TempDir, Layout) {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open_or_create(Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap()).unwrap();
+    (dir, layout)
+}
+
 #[cfg(test)]
 #[path = "layout_tests.rs"]
 mod tests;

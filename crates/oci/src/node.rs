@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::copy;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8PathBuf;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
@@ -14,7 +14,7 @@ use crate::error::OciError;
 use crate::fetch;
 use crate::layout::Layout;
 use crate::manifest::{Config, Descriptor, Manifest, check_digest};
-use crate::partial::SPARE;
+use crate::partial::check_space;
 use crate::registry::{Event, Pulled};
 use crate::serve::Server;
 use crate::source::{BlobSource, Kind};
@@ -249,11 +249,5 @@ async fn check_room(docker: &Docker, manifest: &Manifest, config: &Config) -> Re
     let bytes: u64 = manifest.layers.iter().skip(new).map(|d| d.size).sum();
     // The containerd store keeps the packed layers too.
     let times = UNPACKED + u64::from(docker.kind == StoreKind::Containerd);
-    room(&docker.root, bytes.saturating_mul(times))
-}
-
-fn room(path: &Utf8Path, bytes: u64) -> Result<(), OciError> {
-    let stat = rustix::fs::statvfs(path.as_str()).map_err(OciError::errno("look at", path))?;
-    let (free, needed) = (stat.f_bavail.saturating_mul(stat.f_frsize), bytes.saturating_add(SPARE));
-    if bytes == 0 || free >= needed { Ok(()) } else { Err(OciError::Space { path: path.to_owned(), needed, free }) }
+    check_space(&docker.root, bytes.saturating_mul(times))
 }

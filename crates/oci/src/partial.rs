@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use rustix::fs::FlockOperation;
 
 use crate::digest::{Hasher, PIECE};
@@ -159,8 +159,7 @@ impl Partial {
 ///
 /// # Errors
 /// [`OciError::Space`].
-pub fn check_space(layout: &Layout, needed: u64) -> Result<(), OciError> {
-    let path = layout.root();
+pub fn check_space(path: &Utf8Path, needed: u64) -> Result<(), OciError> {
     let stat = rustix::fs::statvfs(path.as_str()).map_err(OciError::errno("look at", path))?;
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     if needed == 0 || free >= needed.saturating_add(SPARE) {
@@ -185,12 +184,7 @@ pub fn still_needed<'a>(layout: &Layout, blobs: impl IntoIterator<Item = &'a Des
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn layout() -> (tempfile::TempDir, Layout) {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::open_or_create(Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap()).unwrap();
-        (dir, layout)
-    }
+    use crate::layout::scratch as layout;
 
     fn open(layout: &Layout, wanted: &Descriptor) -> Partial {
         match Partial::open(layout, wanted).unwrap() {
@@ -263,8 +257,8 @@ mod tests {
     #[test]
     fn space_is_looked_at_first() {
         let (_dir, layout) = layout();
-        check_space(&layout, 0).unwrap();
-        check_space(&layout, 1).unwrap();
-        assert!(matches!(check_space(&layout, u64::MAX / 2), Err(OciError::Space { .. })));
+        check_space(layout.root(), 0).unwrap();
+        check_space(layout.root(), 1).unwrap();
+        assert!(matches!(check_space(layout.root(), u64::MAX / 2), Err(OciError::Space { .. })));
     }
 }

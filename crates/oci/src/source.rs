@@ -237,7 +237,7 @@ impl<R: BufRead, W: Write> BlobSource for Fed<R, W> {
     fn fetch(&mut self, layout: &Layout, wanted: &[Descriptor], progress: &dyn Fn(Event)) -> Result<Pulled, OciError> {
         let here = |d: &&Descriptor| layout.open_blob(&d.digest).is_ok_and(|(_, size)| size == d.size);
         let missing: Vec<&Descriptor> = wanted.iter().filter(|d| !here(d)).collect();
-        check_space(layout, still_needed(layout, missing.iter().copied()))?;
+        check_space(layout.root(), still_needed(layout, missing.iter().copied()))?;
         let mut sum = Pulled { present: (wanted.len() - missing.len()) as u64, ..Pulled::default() };
         for wanted in missing {
             sum.bytes += self.one(layout, wanted, progress)?;
@@ -252,16 +252,10 @@ mod tests {
     use std::io::BufReader;
     use std::os::unix::net::UnixStream;
 
-    use camino::Utf8PathBuf;
     use proptest::prelude::*;
 
     use super::*;
-
-    fn layout() -> (tempfile::TempDir, Layout) {
-        let dir = tempfile::tempdir().unwrap();
-        let layout = Layout::open_or_create(Utf8PathBuf::from_path_buf(dir.path().to_owned()).unwrap()).unwrap();
-        (dir, layout)
-    }
+    use crate::layout::scratch as layout;
 
     fn fed(layout: &Layout) -> Fed<BufReader<UnixStream>, UnixStream> {
         let (ours, theirs) = UnixStream::pair().unwrap();

@@ -142,16 +142,15 @@ fn serve(hub: &Hub, name: &str, range: Option<&str>, n: u64) -> Response {
     let Some((from, to)) = range.and_then(|r| r.strip_prefix("bytes=")?.split_once('-')) else {
         return answer(200).body(Body::from(bytes)).unwrap();
     };
-    let (mut from, to) = (from.parse::<usize>().unwrap(), to.parse::<usize>().unwrap().min(size.saturating_sub(1)));
+    let (from, to) = (from.parse::<usize>().unwrap(), to.parse::<usize>().unwrap().min(size.saturating_sub(1)));
     if hub.lie == Lie::NoRanges {
         return answer(200).header(header::CONTENT_LENGTH, size).body(Body::from(bytes)).unwrap();
     }
     let told_size = if hub.lie == Lie::OtherSize { size + 1 } else { size };
-    if hub.lie == Lie::OtherRange {
-        from = from.saturating_sub(1);
-    }
+    // Of every range, the first too: which ones a client asks for is its own business.
+    let told_from = if hub.lie == Lie::OtherRange { from + 1 } else { from };
     let part = bytes[from..=to].to_vec();
-    let head = answer(206).header(header::CONTENT_RANGE, format!("bytes {from}-{to}/{told_size}"));
+    let head = answer(206).header(header::CONTENT_RANGE, format!("bytes {told_from}-{to}/{told_size}"));
     let len = part.len();
     match hub.lie {
         Lie::Encodes => head.header(header::CONTENT_ENCODING, "gzip").body(Body::from(part)).unwrap(),

@@ -72,7 +72,7 @@ fn adopt(args: &Args) -> Result<Pin, OciError> {
         let missing = || OciError::document(args.name.as_str(), "docker has no such image (see: docker image ls)");
         stored.map(|s| (docker, s)).ok_or_else(missing)
     })?;
-    check_space(&layout, stored.size)?;
+    check_space(layout.root(), stored.size)?;
     let platform = this_platform();
     let (manifest, config) = std::thread::scope(|scope| {
         let (pieces, queue) = sync_channel(8);

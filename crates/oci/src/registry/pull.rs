@@ -128,7 +128,7 @@ pub async fn pull_blobs(
 ) -> Result<Pulled, OciError> {
     let here = |d: &&Descriptor| layout.open_blob(&d.digest).is_ok_and(|(_, size)| size == d.size);
     let missing: Vec<&Descriptor> = wanted.iter().filter(|d| !here(d)).collect();
-    check_space(layout, still_needed(layout, missing.iter().copied()))?;
+    check_space(layout.root(), still_needed(layout, missing.iter().copied()))?;
     let slots = Arc::new(Semaphore::new(options.parallel.max(1)));
     let limit = options.rate.map(|rate| Arc::new(Limit { rate, ready: Mutex::new(Instant::now()) }));
     let mut tasks = JoinSet::new();

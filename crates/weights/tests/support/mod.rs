@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
 
+pub mod noise;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -17,6 +19,8 @@ use sparklane_weights::transfer::serve::{ServeOptions, Served, Server};
 use sparklane_weights::transfer::{Key, Progress, Pull, PullOptions, Receipt};
 use sparklane_weights::{BlobSet, Sha, Store, WeightsError};
 
+pub use noise::noise;
+
 pub const MIB: usize = 1024 * 1024;
 
 pub struct Folder {
@@ -28,20 +32,6 @@ pub fn folder() -> Folder {
     let guard = tempfile::tempdir().unwrap();
     let path = Utf8PathBuf::from_path_buf(guard.path().to_path_buf()).unwrap();
     Folder { _guard: guard, path }
-}
-
-/// Bytes that look random and are the same every time.
-pub fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
 }
 
 /// Writes files into a folder and gives their manifest.
