@@ -256,7 +256,8 @@ fn rollback_that_cannot_be_proved_is_stuck_and_ends_with_resolve() {
     let ours = rig.sh(node, &format!("readlink -f {}", crate::support::PROFILE)).trim().to_owned();
     rig.sh(node, &format!("nix-env -p {} --set {theirs}", crate::support::PROFILE));
     rig.crash_at(node, &format!("{state} {nth} {point}"));
-    rig.sh("worker", "until docker ps -q | grep -q .; do sleep 0.1; done; docker kill $(docker ps -q)");
+    // The head's, which loads for 20 s: a worker is READY at once, and may start again behind its passed gates.
+    rig.sh("head", "until docker ps -q | grep -q .; do sleep 0.1; done; docker kill $(docker ps -q)");
     let said = client.wait();
     said.is(4, "in-doubt");
     assert!(said.text("next").contains("sparklane txn resolve"), "{said:#?}");
