@@ -31,7 +31,9 @@ const LAB_CHECKS: &[(&str, Check)] = &[
     ("stock deploy-rs", stock_deploy_rs),
     ("flake check", flake_check),
     ("lab tests", |sh| {
-        cmd!(sh, "cargo test --package sparklane-lab --locked --no-fail-fast -- --ignored --test-threads=1").run().into_diagnostic()
+        cmd!(sh, "cargo test --package sparklane-lab --locked --no-fail-fast -- --ignored --test-threads=1")
+            .run()
+            .into_diagnostic()
     }),
 ];
 
