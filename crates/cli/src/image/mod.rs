@@ -7,6 +7,7 @@ mod pin;
 mod pull;
 mod push;
 mod serve;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -37,6 +38,8 @@ enum Command {
     Push(push::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
+    /// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
+    Verify(verify::Args),
 }
 
 /// Runs the subcommand.
@@ -50,5 +53,6 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Verify(args) => verify::run(args),
     }
 }
