@@ -1,5 +1,5 @@
 # vLLM PR 47356 on anemll 0.1.0: the KV pin stays out of the compile cache's key, so that another pin needs no new compilation.
-# The file's hash is written here once `sparklane image pin … --index --keep PATH` has read the base; until then the build refuses.
+# The file's hash is written here once `sparklane image pin … --scan --keep PATH` has read the base; until then the build refuses.
 {
   name = "anemll-0-1-0-pr47356";
   base = {

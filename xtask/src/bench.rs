@@ -1,9 +1,12 @@
 //! `cargo xtask bench`: figures that are stated, never checks.
 
 mod deploy;
+mod image;
+mod layer;
 mod memory;
 mod peer;
 mod report;
+mod weights;
 
 use std::process::ExitCode;
 
@@ -18,11 +21,24 @@ pub struct Args {
 enum What {
     /// Deploy, switch and roll back in the lab, beside stock deploy-rs 1.0.0 with the same closures.
     Deploy(deploy::Args),
+    /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
+    Image(image::Args),
+    /// Make the layer of ray[default] of its wheels, beside pip, tar, gzip -6 and sha256sum.
+    Layer(layer::Args),
+    /// Move weights over two rails between network namespaces, beside rsync, cp and a bare pump.
+    Weights(weights::Args),
+    /// One end of the bare pump.
+    #[command(hide = true)]
+    WeightsPump(weights::PumpArgs),
 }
 
 /// Measures and prints.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
+        What::Image(args) => image::run(args),
+        What::Layer(args) => layer::run(args),
+        What::Weights(args) => weights::run(args),
+        What::WeightsPump(args) => weights::run_pump(args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -7,6 +7,9 @@ use xshell::{Shell, cmd};
 /// What the lab does not need and the tasks do.
 const MORE: &[Program] = &[
     Program { name: "gcc", package: "gcc" },
+    // Real peers of the registry client and server.
+    Program { name: "skopeo", package: "skopeo" },
+    Program { name: "docker-registry", package: "docker-registry" },
     // Tests of the shipped lanes evaluate them.
     Program { name: "nix-instantiate", package: "nix-bin" },
     // Static programs for the other architecture are run once after their build.

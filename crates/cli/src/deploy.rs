@@ -5,8 +5,9 @@ use std::process::ExitCode;
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::flow::Reports;
 use sparklane_deploy::flow::images::ImageOptions;
-use sparklane_deploy::progress::{Lines, Observer, Quiet};
+use sparklane_deploy::progress::{self, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
@@ -128,7 +129,7 @@ pub struct PlanArgs {
   nix run .#status -- --cluster lab
   nix run .#status -- --cluster lab --watch
 
-Exit codes: 0 all nodes on one release and serving, 1 not so, 4 in doubt or a node does not answer.")]
+Exit codes: 0 all nodes on one release and serving, 1 not so, 4 in doubt, on different lanes, or a node does not answer.")]
 pub struct StatusArgs {
     #[command(flatten)]
     reach: Reach,
@@ -161,16 +162,31 @@ fn release(text: &str) -> Result<Target, String> {
 }
 
 impl Reach {
-    fn site(&self) -> Result<Site, DeployError> {
+    /// True when JSON is wanted.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+
+    /// Asks every node with a subcommand of its tool.
+    ///
+    /// # Errors
+    /// When the cluster is not known.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Result<Reports<T>, DeployError> {
+        let site = self.site()?;
+        let options = self.options(None);
+        Ok(Flow::new(&site, &options, &Quiet)?.reports(words))
+    }
+
+    pub(crate) fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())
     }
 
     fn observer(&self) -> Box<dyn Observer> {
-        if self.json { Box::new(Quiet) } else { Box::new(Lines::default()) }
+        progress::fitting(self.json)
     }
 
-    fn options(&self, how: Option<&How>) -> DeployOptions {
+    pub(crate) fn options(&self, how: Option<&How>) -> DeployOptions {
         let goal = match how {
             Some(how) if how.dry_activate => Goal::DryActivate,
             Some(how) if how.boot => Goal::Boot,
@@ -249,6 +265,7 @@ fn failed(json: bool, error: &DeployError) -> ExitCode {
         DeployError::Usage(_) => "usage",
         DeployError::Busy(_) => "busy",
         DeployError::InDoubt(_) => "in-doubt",
+        DeployError::Failed(_) => "failed",
         _ => "refused",
     };
     let exit_code = error.exit_code();

@@ -13,6 +13,7 @@ mod parts;
 mod reference;
 mod report;
 mod txn;
+mod weights;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -52,6 +53,8 @@ enum Command {
     Lab(lab::Args),
     /// List, show, check and compare lanes.
     Lane(lane::Args),
+    /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
+    Weights(weights::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
     /// Build a derivation's output (run by Nix).
@@ -71,12 +74,10 @@ fn main() -> ExitCode {
         return deploy_rs::run(&called, &args);
     }
     let argv = arguments(argv);
+    let json = argv.iter().any(|a| a == "--json");
     let cli = match Cli::command().try_get_matches_from(argv).and_then(|m| Cli::from_arg_matches(&m)) {
         Ok(cli) => cli,
-        Err(error) => {
-            let _shown = error.print();
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
-        }
+        Err(error) => return not_understood(&error, json),
     };
     report::start_log(cli.log_format);
     let done = match cli.command {
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
+        Command::Weights(args) => weights::run(args),
         Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
     };
@@ -97,6 +99,20 @@ fn main() -> ExitCode {
         eprintln!("{error:?}");
         ExitCode::from(1)
     })
+}
+
+/// `--help`, or what clap did not understand; programs get their one object for that too.
+fn not_understood(error: &clap::Error, json: bool) -> ExitCode {
+    if !error.use_stderr() {
+        let _shown = error.print();
+        return ExitCode::SUCCESS;
+    }
+    if json {
+        println!("{}", serde_json::json!({"verdict": "usage", "exitCode": 2, "why": error.to_string().trim()}));
+    } else {
+        let _shown = error.print();
+    }
+    ExitCode::from(2)
 }
 
 /// The name the program was called by.

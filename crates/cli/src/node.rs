@@ -29,6 +29,8 @@ enum Command {
     Key,
     /// Tell whether docker has an image (digests on stdin) under the right number.
     ImageState,
+    /// Print this node's images as JSON: what the lane wants, what docker has and runs, what the layout holds.
+    ImageReport,
     /// Bring an image into docker: order and blobs on stdin, questions for blobs on stdout, what happens on stderr.
     ImageStage,
     /// Answer another node's questions for blobs of this node's images.
@@ -55,6 +57,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
         Command::ImageState => image::state().and_then(|s| print(&s)),
+        Command::ImageReport => image::report(&paths).and_then(|r| print(&r)),
         Command::ImageStage => return Ok(image::stage()),
         Command::ImageFeed { rate } => image::feed(rate),
     };

@@ -10,6 +10,9 @@ pub enum DeployError {
     /// Asked for something that does not exist or makes no sense (exit code 2).
     #[error("{0}")]
     Usage(String),
+    /// Begun and not finished; nothing that serves was touched (exit code 3).
+    #[error("{0}")]
+    Failed(String),
     /// Someone else holds a node (exit code 5).
     #[error("{0}")]
     Busy(String),
@@ -25,6 +28,7 @@ impl DeployError {
         match self {
             Self::Refused(_) => 1,
             Self::Usage(_) => 2,
+            Self::Failed(_) => 3,
             Self::InDoubt(_) => 4,
             Self::Busy(_) => 5,
         }

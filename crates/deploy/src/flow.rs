@@ -24,6 +24,7 @@ use crate::{nix, ssh::control_dir};
 pub mod images;
 pub mod requests;
 mod staging;
+mod weights;
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -65,6 +66,9 @@ pub enum Target {
     /// The newest release of a lane that is not in force.
     ReleaseOfLane(String),
 }
+
+/// Every node's answer to one question; `None` where no tool answers yet.
+pub type Reports<T> = Vec<(NodeName, Result<Option<T>, DeployError>)>;
 
 /// How far a command goes into the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,6 +146,12 @@ impl<'a> Flow<'a> {
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
     }
 
+    /// Asks every node at once with a subcommand of its tool; a node that does not answer is a finding.
+    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Reports<T> {
+        let answers = self.each(|node| node.report(words));
+        self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
+    }
+
     /// Goes to the target: the whole transaction.
     ///
     /// # Errors
@@ -165,6 +175,7 @@ impl<'a> Flow<'a> {
             return Ok(self.timed(checked));
         }
         self.stage_images(&facts)?;
+        self.stage_weights(&facts)?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
         if let Some(refused) = self.stage_all(&subject, &requests)? {
@@ -192,6 +203,7 @@ impl<'a> Flow<'a> {
         let (posts, mut statuses) = match target {
             Target::Lane(lane) => {
                 let lane = self.site.lane(lane.as_deref())?;
+                self.check_pinned(&lane)?;
                 let names: Vec<NodeName> = self.nodes.iter().map(|n| n.member.node.clone()).collect();
                 // Evaluation and the nodes' answers take about as long as each other.
                 let (sides, statuses) = std::thread::scope(|scope| {
@@ -200,9 +212,6 @@ impl<'a> Flow<'a> {
                     (sides, asked.join().unwrap_or_else(|_| Err(DeployError::Refused("the survey died".into()))))
                 });
                 let sides = sides?;
-                for side in &sides {
-                    check_pinned(&read_local(side)?)?;
-                }
                 (Goalposts { lane, sides, rollback_of: None }, self.mended(statuses?, depth)?)
             }
             Target::Release(_) | Target::ReleaseOfLane(_) => {
@@ -225,6 +234,18 @@ impl<'a> Flow<'a> {
         }
         let facts = self.facts(&posts, statuses)?;
         Ok((posts, facts))
+    }
+
+    /// Told before anything is built: nodes could not prove what they run.
+    fn check_pinned(&self, lane: &LaneName) -> Result<(), DeployError> {
+        let image = self.site.catalog.lanes.get(lane.as_str()).and_then(|l| self.site.catalog.images.get(&l.image));
+        let Some(image) = image.filter(|i| i.manifest.is_none()) else { return Ok(()) };
+        Err(DeployError::Refused(format!(
+            "lane {lane}: the image {} has no known digest yet, so nodes could not prove what they run. Pin it where its \
+             registry is reachable: {}",
+            image.reference,
+            image.pin_command()
+        )))
     }
 
     fn facts(&self, posts: &Goalposts, statuses: Vec<Option<NodeStatus>>) -> Result<Vec<NodeFacts>, DeployError> {
@@ -388,18 +409,6 @@ fn read_local(side: &Side) -> Result<Generation, DeployError> {
     sparklane_host::closure::generation(&path).map_err(|e| DeployError::Refused(e.to_string()))
 }
 
-fn check_pinned(generation: &Generation) -> Result<(), DeployError> {
-    let image = &generation.image;
-    if image.manifest.is_some() {
-        return Ok(());
-    }
-    Err(DeployError::Refused(format!(
-        "lane {}: the image {} has no known digest yet, so nodes could not prove what they run. Pin it where its registry \
-         is reachable: {}",
-        generation.lane, image.reference, image.pin_with
-    )))
-}
-
 /// A doubt must be ended by people or by time before anything new begins.
 fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
     for (node, status) in nodes.iter().zip(statuses) {
@@ -417,7 +426,7 @@ fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(
 }
 
 /// All answers, or all failures in one: a person mends them in one go.
-fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
+pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
     let mut good = Vec::new();
     let mut bad: Vec<DeployError> = Vec::new();
     for answer in answers {

@@ -1,7 +1,7 @@
 //! The control host's side of a deployment (design.md section 6): plan, copy, stage, drive, tell.
 //!
 //! `site` knows flake and cluster, `nix` builds, signs and copies, `ssh` reaches a node, `node` asks it, `link` carries
-//! the protocol of crates/txn, `flow` puts them in order, `verdict` is what a person or a program is told.
+//! the protocol of crates/txn, `flow` puts them in order, `verdict` is what a person or a program is told, `weights` moves weights between nodes.
 
 pub mod error;
 pub mod flow;
@@ -15,6 +15,7 @@ pub mod site;
 pub mod ssh;
 pub mod survey;
 pub mod verdict;
+pub mod weights;
 
 pub use error::DeployError;
 pub use flow::{DeployOptions, Flow, Target};

@@ -76,6 +76,23 @@ impl NodeHandle {
         }
     }
 
+    /// What a subcommand of the node's tool answers as JSON; `None` when the node has no tool yet.
+    ///
+    /// # Errors
+    /// When the node cannot be reached, or its tool refuses or does not know the subcommand.
+    pub fn report<T: DeserializeOwned>(&self, words: &[&str]) -> Result<Option<T>, DeployError> {
+        let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
+        let answer = self.remote.run(&argv, b"")?;
+        if self.is_absent(&answer) {
+            return Ok(None);
+        }
+        if answer.code != 0 {
+            return Err(self.refused(&answer));
+        }
+        let odd = |e: serde_json::Error| DeployError::Refused(format!("{}: odd answer: {e}", self.member.node));
+        serde_json::from_str(&answer.stdout).map(Some).map_err(odd)
+    }
+
     fn ask<T: DeserializeOwned>(&self, words: &[&str], input: &[u8]) -> Result<T, DeployError> {
         let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
         let answer = self.remote.run(&argv, input)?;

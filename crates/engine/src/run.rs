@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use bollard::container::LogOutput;
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use sparklane_lane::{Generation, Role};
 
 use crate::docker::{Client, Exit};
@@ -22,6 +22,8 @@ use crate::{key, spec};
 
 const TICK: Duration = Duration::from_millis(200);
 const HEALTH_TRY: Duration = Duration::from_secs(5);
+/// Pause between two questions; a refused connection costs next to nothing.
+const HEALTH_AGAIN: Duration = Duration::from_millis(50);
 /// A worker whose log never names the rendezvous counts as started after this long.
 const SETTLE: Duration = Duration::from_secs(60);
 /// Lines of the log that a failure report repeats.
@@ -176,7 +178,7 @@ impl<'a> Run<'a> {
         let mut ended = Box::pin(client.wait(id));
         let mut logs = client.logs(id, false);
         let mut open = true;
-        let mut health = Health::new(self.setup.generation);
+        let mut healthy = Box::pin(first_health(self.setup.generation).fuse());
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -190,9 +192,16 @@ impl<'a> Run<'a> {
                     return exit.map(End::Exited);
                 }
                 item = logs.next(), if open => match item {
-                    Some(Ok(output)) => self.output(&output),
+                    Some(Ok(output)) => {
+                        self.output(&output);
+                        self.consider_ready();
+                    }
                     _ => open = false,
                 },
+                () = healthy.as_mut(), if !self.ready => {
+                    self.tracker.reach(Phase::Serving);
+                    self.consider_ready();
+                }
                 _ = tick.tick() => {
                     if !open {
                         // docker was restarted, or the log's file turned over: go on from now.
@@ -200,21 +209,16 @@ impl<'a> Run<'a> {
                         open = true;
                         tokio::time::sleep(TICK).await;
                     }
-                    self.tick(&mut health).await;
+                    self.consider_ready();
                 }
             }
         }
     }
 
-    async fn tick(&mut self, health: &mut Health) {
-        if self.ready {
-            return;
-        }
+    /// Says READY once: a head that serves, a worker that waits for its peers or has settled.
+    fn consider_ready(&mut self) {
         let settled = self.setup.generation.role == Role::Worker && self.started.elapsed() >= SETTLE;
-        if health.answers().await {
-            self.tracker.reach(Phase::Serving);
-        }
-        if self.tracker.ready() || settled {
+        if !self.ready && (self.tracker.ready() || settled) {
             self.ready = true;
             self.publish();
             self.setup.notify.ready();
@@ -336,33 +340,18 @@ fn exit_words(exit: &Exit, cause: Option<&str>) -> String {
     words
 }
 
-/// Asks `/health` from a thread of its own, one question at a time.
-struct Health {
-    url: Option<Url>,
-    asked: Option<tokio::task::JoinHandle<bool>>,
-}
-
-impl Health {
-    fn new(generation: &Generation) -> Self {
-        let url = (generation.role == Role::Head).then(|| api_address(generation)).flatten();
-        Self { url: url.map(|address| Url { address, path: "/health".to_owned() }), asked: None }
-    }
-
-    async fn answers(&mut self) -> bool {
-        let Some(url) = &self.url else { return false };
-        match self.asked.take() {
-            Some(asked) if asked.is_finished() => asked.await.unwrap_or(false),
-            Some(asked) => {
-                self.asked = Some(asked);
-                false
-            }
-            None => {
-                let url = url.clone();
-                let ask = move || send(&url, None, None, HEALTH_TRY).is_ok_and(|r| r.status == 200);
-                self.asked = Some(tokio::task::spawn_blocking(ask));
-                false
-            }
+/// Ends with the first 200 of the head's `/health`; never on a worker. One question at a time, from a thread of its own.
+async fn first_health(generation: &Generation) {
+    let address = (generation.role == Role::Head).then(|| api_address(generation)).flatten();
+    let Some(address) = address else { return std::future::pending().await };
+    let url = Url { address, path: "/health".to_owned() };
+    loop {
+        let url = url.clone();
+        let ask = move || send(&url, None, None, HEALTH_TRY).is_ok_and(|r| r.status == 200);
+        if tokio::task::spawn_blocking(ask).await.unwrap_or(false) {
+            return;
         }
+        tokio::time::sleep(HEALTH_AGAIN).await;
     }
 }
 

@@ -59,11 +59,22 @@ pub fn prove(path: &StorePath, public_key: Option<&str>) -> Result<(), HostError
         None => args.push("--no-trust"),
     }
     args.push(path.as_str());
-    process::run("nix", &args).map(drop).map_err(|error| {
-        HostError::Refused(format!(
+    process::run("nix", &args)
+        .map(drop)
+        .map_err(|error| HostError::Refused(unproved(path, public_key, &error.to_string())))
+}
+
+/// What Nix's verdict means: no good signature, or other bytes than were recorded.
+fn unproved(path: &StorePath, public_key: Option<&str>, error: &str) -> String {
+    match public_key.and_then(|key| key.split_once(':')) {
+        Some((name, _)) if error.contains("is untrusted") => format!(
+            "the closure {path} has no signature by the cluster's key {name} (trustedKey in the cluster file; {error}). \
+             Sign with that key: --signing-key FILE"
+        ),
+        _ => format!(
             "the closure {path} is not what was built ({error}). Copy it again; for a changed path: nix-store --repair-path"
-        ))
-    })
+        ),
+    }
 }
 
 /// Refuses a closure for another architecture: what this machine is and what the tool's ELF header says.

@@ -25,4 +25,4 @@ pub use lab::{Lab, NodeStatus, Status, UpOptions};
 pub use machine::ExecOutput;
 pub use paths::Paths;
 pub use run::missing_programs;
-pub use spec::{LinkEnd, Network, NodeSpec, PROGRAMS, Program, nodes, parse_link};
+pub use spec::{HOST_ADDRESS, LinkEnd, Network, NodeSpec, PROGRAMS, Program, nodes, parse_link};

@@ -46,7 +46,7 @@ pub fn prepare(paths: &Paths, node: NodeSpec, base: &Utf8Path, state_size_mib: O
         let image = dir.join("sparklane.ext4");
         run(&["truncate", "--size", &format!("{size}M"), image.as_str()])?;
         run(&["mkfs.ext4", "-q", "-m", "0", image.as_str()])?;
-        run(&["mount", "-o", "loop", image.as_str(), dir.join("sparklane").as_str()])?;
+        run(&["mount", "-o", "loop,errors=remount-ro", image.as_str(), dir.join("sparklane").as_str()])?;
     }
     let options = format!("lowerdir={base},upperdir={upper},workdir={work}");
     run(&["mount", "-t", "overlay", "sparklane-lab", "-o", &options, root.as_str()])?;

@@ -12,7 +12,6 @@ use crate::problem::{Problem, closest, refused};
 use crate::reader;
 use crate::render::{Input, WeightsRef};
 use crate::rules;
-use crate::sha256_hex;
 use crate::weights::WeightsManifest;
 
 /// The document as it is written: nothing in it is trusted yet.
@@ -203,9 +202,9 @@ pub fn any_refused(problems: &[FileProblem]) -> bool {
 /// # Errors
 /// All problems of the file.
 pub fn read_weights(name: &str, text: &str) -> Result<WeightsRef, Vec<Problem>> {
-    let value: Value = serde_json::from_str(text).map_err(|e| vec![Problem::error("", e.to_string())])?;
-    let manifest = WeightsManifest::read(&value)?;
-    Ok(WeightsRef { name: name.to_owned(), manifest, sha256: sha256_hex(text.as_bytes()) })
+    let manifest = WeightsManifest::parse(text)?;
+    let id = manifest.id();
+    Ok(WeightsRef { name: name.to_owned(), manifest, id })
 }
 
 /// Path of a lane's file in the flake.

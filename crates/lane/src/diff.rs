@@ -196,7 +196,7 @@ mod tests {
         let old = head(&case);
         case.lane.gates[0].budget_secs = 21;
         case.lane.container.shm_bytes = 1;
-        case.weights.as_mut().unwrap().sha256 = "1".repeat(64);
+        case.weights.as_mut().unwrap().id = "1".repeat(64);
         case.image.reference = "other".into();
         let found = diff(&old, &head(&case));
         let keys = |c: &[Change]| c.iter().map(|c| c.key.clone()).collect::<Vec<_>>();

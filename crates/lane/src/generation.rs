@@ -91,7 +91,7 @@ pub struct Weights {
     pub model: String,
     /// Commit, 40 hex digits.
     pub revision: String,
-    /// sha256 of the manifest file, hex.
+    /// Id of the manifest, hex: the sha256 of its canonical form.
     pub manifest: String,
     /// Bytes of all files.
     pub bytes: u64,

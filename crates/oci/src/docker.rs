@@ -64,6 +64,8 @@ pub struct Stored {
     pub tags: Vec<String>,
     /// Digests of its uncompressed layers, lowest first.
     pub diff_ids: Vec<Digest>,
+    /// Bytes that docker says it takes, unpacked.
+    pub size: u64,
 }
 
 /// A connection to docker.
@@ -230,6 +232,7 @@ fn read(found: ImageInspect) -> Result<Stored, String> {
         repo_digests: found.repo_digests.unwrap_or_default(),
         tags: found.repo_tags.unwrap_or_default(),
         diff_ids: layers.iter().map(|l| digest(l)).collect::<Result<_, _>>()?,
+        size: found.size.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
     })
 }
 
@@ -260,6 +263,7 @@ mod tests {
             repo_digests: Vec::new(),
             tags: Vec::new(),
             diff_ids: diff_ids.to_vec(),
+            size: 0,
         };
         assert_eq!(shared_layers(&ids, &[]), 0);
         assert_eq!(shared_layers(&ids, &[stored(&ids[..2]), stored(&ids[1..])]), 2);

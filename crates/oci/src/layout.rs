@@ -223,6 +223,8 @@ impl Layout {
         let dir = self.partial_dir();
         fs::create_dir_all(&dir).map_err(OciError::io("make", &dir))?;
         let (file, path) = temporary(&dir.join("blob"))?;
+        // Tells a cleaner that someone writes it.
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockShared).map_err(OciError::errno("lock", &path))?;
         Ok(BlobWriter { out: Some(HashingWriter::new(file)), path, dir: self.blob_dir() })
     }
 

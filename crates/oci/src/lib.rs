@@ -3,17 +3,21 @@
 //! One identity is compared everywhere: the digest of a manifest's bytes. Documents are kept as the bytes they came as and
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
+pub mod adopt;
 pub mod base;
 pub mod compose;
 pub mod digest;
 pub mod docker;
+pub mod elf;
 pub mod error;
 pub mod fetch;
+pub mod gc;
 pub mod layer;
 pub mod layout;
 pub mod manifest;
 pub mod media;
 pub mod node;
+pub mod pace;
 pub mod partial;
 pub mod pin;
 pub mod reference;

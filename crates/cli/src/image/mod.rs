@@ -1,12 +1,15 @@
 //! `sparklane image …`: pins, pulls and serves images. Each subcommand is a file.
 
+mod adopt;
 mod build;
 mod common;
+mod gc;
 pub mod node;
 mod pin;
 mod pull;
 mod push;
 mod serve;
+mod status;
 mod verify;
 
 use std::process::ExitCode;
@@ -34,8 +37,14 @@ enum Command {
     Pin(pin::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
     Pull(pull::Args),
+    /// Take an image that was built by hand out of this node's docker, with digests that stay.
+    Adopt(adopt::Args),
+    /// Remove from this node what no kept release names.
+    Gc(gc::Args),
     /// Send an image of a layout folder to a registry.
     Push(push::Args),
+    /// Show on every node which image the lane wants, docker has and the engine runs.
+    Status(status::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
     /// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
@@ -49,9 +58,12 @@ enum Command {
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
         Command::Build(args) => build::run(args),
+        Command::Adopt(args) => adopt::run(args),
+        Command::Gc(args) => gc::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
+        Command::Status(args) => status::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Verify(args) => verify::run(args),
     }

@@ -6,12 +6,12 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use sparklane_host::HostError;
+use sparklane_host::{HostError, HostPaths, closure, profile};
 use sparklane_oci::docker::{Docker, SOCKET, StoreKind};
 use sparklane_oci::node::{From, Order, Said, StagedImage, Wanted, Watch};
 use sparklane_oci::registry::{Credentials, Event, Http, PullOptions, Registry, RegistryError, RepoSource, Timeouts};
 use sparklane_oci::source::{Fed, Nowhere, feed as feed_layout, read_line};
-use sparklane_oci::{Layout, OciError, Reference, node};
+use sparklane_oci::{Digest, Layout, OciError, Reference, node};
 use tokio::runtime::Runtime;
 
 use super::common::{STORE, size};
@@ -33,7 +33,8 @@ fn refused(error: impl std::fmt::Display) -> HostError {
     HostError::Refused(error.to_string())
 }
 
-fn runtime() -> Result<Runtime, OciError> {
+/// A runtime for docker's connection.
+pub fn runtime() -> Result<Runtime, OciError> {
     let made = tokio::runtime::Builder::new_current_thread().enable_all().build();
     made.map_err(|e| RegistryError::Setup(format!("no runtime: {e}")).into())
 }
@@ -48,6 +49,73 @@ pub fn state() -> Result<State, HostError> {
         Ok(State { store: docker.kind, present })
     };
     runtime().and_then(|r| r.block_on(look)).map_err(refused)
+}
+
+/// A node's images.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Report {
+    /// The store docker uses.
+    pub store: StoreKind,
+    /// What the current generation runs.
+    pub wanted: Option<sparklane_lane::generation::Image>,
+    /// What docker calls that, if it has it under the number that is right for its store.
+    pub docker: Option<Digest>,
+    /// Digests under which docker pulled it.
+    pub repo_digests: Vec<String>,
+    /// What the engine's container runs, as docker calls it.
+    pub running: Option<Digest>,
+    /// Images of the node's layout.
+    pub layout: Vec<Listed>,
+    /// Bytes of the layout's blobs.
+    pub layout_bytes: u64,
+}
+
+/// An image of a layout.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listed {
+    /// Its name.
+    pub name: Option<String>,
+    /// Its manifest's digest.
+    pub manifest: Digest,
+    /// True when all its blobs are there with their sizes.
+    pub complete: bool,
+}
+
+/// Looks at this node's images.
+pub fn report(paths: &HostPaths) -> Result<Report, HostError> {
+    let current = profile::current(paths)?;
+    let generation = current.map(|side| closure::generation(&paths.in_store(&side.path))).transpose()?;
+    let container = generation.as_ref().map(|g| g.engine.container.clone());
+    let wanted = generation.map(|g| g.image);
+    let look = async {
+        let docker = Docker::connect(SOCKET).await?;
+        let both = wanted.as_ref().and_then(|i| i.manifest.as_ref().zip(i.config.as_ref()));
+        let found = match both {
+            Some((manifest, config)) => docker.find(manifest, config).await?,
+            None => None,
+        };
+        let running = match &container {
+            Some(name) => docker.running(name).await?,
+            None => None,
+        };
+        Ok((docker.kind, found, running))
+    };
+    let (store, found, running) = runtime().and_then(|r| r.block_on(look)).map_err(refused)?;
+    let (layout, layout_bytes) = listed().map_err(refused)?;
+    let repo_digests = found.as_ref().map_or_else(Vec::new, |f| f.repo_digests.clone());
+    Ok(Report { store, wanted, docker: found.map(|f| f.id), repo_digests, running, layout, layout_bytes })
+}
+
+fn listed() -> Result<(Vec<Listed>, u64), OciError> {
+    let Ok(layout) = Layout::open(STORE) else { return Ok((Vec::new(), 0)) };
+    let row = |(name, d): (Option<String>, sparklane_oci::Descriptor)| {
+        let complete = layout.manifest(&d.digest).is_ok_and(|m| layout.missing(&m).is_empty());
+        Listed { name, manifest: d.digest, complete }
+    };
+    let rows = layout.list()?.into_iter().map(row).collect();
+    Ok((rows, layout.blobs()?.iter().map(|(_, size)| size).sum()))
 }
 
 /// Answers questions for blobs on stdin until it closes.
@@ -84,13 +152,12 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
     let layout = Layout::open_or_create(STORE)?;
     let runtime = runtime()?;
     let docker = runtime.block_on(Docker::connect(SOCKET))?;
-    let wanted = (&order.wanted, order.keep);
     match &order.from {
         From::Feed => {
             let mut source = Fed::new(stdin, std::io::stdout().lock());
-            node::stage(&layout, (&docker, &runtime), wanted, &mut source, watch)
+            node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
-        From::Here => node::stage(&layout, (&docker, &runtime), wanted, &mut Nowhere, watch),
+        From::Here => node::stage(&layout, (&docker, &runtime), &order, &mut Nowhere, watch),
         From::Registry { plain_http, auth_file } => {
             let credentials = auth_file.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();
             let http = Http::new(Timeouts::default(), plain_http.clone())?;
@@ -98,7 +165,7 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
             let repo = Registry { http, credentials }.repo(&reference)?;
             let options = PullOptions { rate: order.rate, ..PullOptions::default() };
             let mut source = RepoSource::new(repo, options)?;
-            node::stage(&layout, (&docker, &runtime), wanted, &mut source, watch)
+            node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
     }
 }

@@ -72,12 +72,7 @@ fn pull(args: &Args) -> Result<Done, OciError> {
     let reference: Reference = args.reference.parse()?;
     let registry = args.reach.registry()?;
     let layout = Layout::open_or_create(&args.layout)?;
-    let options = PullOptions {
-        parallel: args.parallel.into(),
-        rate: args.limit_rate,
-        progress: progress(args.json),
-        ..PullOptions::default()
-    };
+    let options = PullOptions { parallel: args.parallel.into(), rate: args.limit_rate, progress: progress(args.json) };
     let (found, pulled) = block_on(fetch_image(&registry, &reference, &args.platform, &layout, &options))?;
     Ok(Done {
         reference: reference.to_string(),

@@ -12,6 +12,7 @@ mod disk;
 mod failing;
 mod files;
 mod first;
+mod images;
 mod network;
 mod operators;
 mod preflight;

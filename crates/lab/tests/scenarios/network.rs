@@ -171,10 +171,10 @@ fn worker_that_goes_off_during_the_copy_is_refused_and_nothing_is_touched() {
     let before = rig.one_release("lab-a");
     let seen = engine_counts(&rig);
     // A closure that the worker has not, and a worker whose store is busy: the copy hangs until the power goes.
-    rig.sh("worker", "p=/nix/var/nix/daemon-socket; systemctl stop nix-daemon.socket nix-daemon; mkdir -p $p; \
+    rig.sh("worker", "p=/nix/var/nix/daemon-socket; systemctl stop nix-daemon.socket nix-daemon; mkdir -p $p; rm -f $p/socket; \
         python3 -c 'import socket,time; s=socket.socket(socket.AF_UNIX); s.bind(\"/nix/var/nix/daemon-socket/socket\"); s.listen(9); \
         open(\"/run/held\",\"w\"); time.sleep(600)' >/dev/null 2>&1 & \
-        until test -e /run/held; do sleep 0.1; done; chmod 666 /nix/var/nix/daemon-socket/socket");
+        timeout 10 sh -c 'until test -e /run/held; do sleep 0.1; done' && chmod 666 /nix/var/nix/daemon-socket/socket");
     let client =
         rig.client(&["deploy", "lab-b", "--ssh-opts=-oServerAliveInterval=1", "--ssh-opts=-oServerAliveCountMax=3"]);
     rig.until("the copy asks the worker's store", 30, || {

@@ -86,7 +86,7 @@ pub struct Client {
     begin: Instant,
 }
 
-fn workspace() -> Utf8PathBuf {
+pub fn workspace() -> Utf8PathBuf {
     Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap()
 }
 

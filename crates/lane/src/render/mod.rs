@@ -30,8 +30,8 @@ pub struct WeightsRef {
     pub name: String,
     /// The manifest.
     pub manifest: WeightsManifest,
-    /// sha256 of the manifest file, hex.
-    pub sha256: String,
+    /// The manifest's id, hex.
+    pub id: String,
 }
 
 /// All that a node's generation follows from.
@@ -165,14 +165,14 @@ fn mounts(input: Input<'_>, cache_roots: &BTreeMap<String, String>) -> Vec<Mount
 }
 
 fn weights_folder(weights: &WeightsRef) -> String {
-    format!("{STATE}/weights/{}", weights.name)
+    format!("{STATE}/weights/{}", weights.manifest.store_name())
 }
 
 fn weights(weights: &WeightsRef) -> Weights {
     Weights {
         model: weights.manifest.model.clone(),
         revision: weights.manifest.revision.clone(),
-        manifest: weights.sha256.clone(),
+        manifest: weights.id.clone(),
         bytes: weights.manifest.bytes(),
         path: weights_folder(weights),
     }

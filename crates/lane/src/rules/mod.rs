@@ -92,7 +92,7 @@ pub(crate) mod fixture {
             "speculation": [{"method": "dspark", "min": 1, "max": 7, "sampling": ["probabilistic"]}]});
         let file = WeightsFile { path: "a".into(), size: 100 << 30, sha256: "0".repeat(64) };
         let manifest = WeightsManifest { model: "a/b".into(), revision: "0".repeat(40), files: vec![file] };
-        let weights = Some(WeightsRef { name: "w".into(), manifest, sha256: "0".repeat(64) });
+        let weights = Some(WeightsRef { name: "w".into(), manifest, id: "0".repeat(64) });
         Case { cluster: read(&cluster).unwrap(), lane: read(&lane).unwrap(), image: read(&image).unwrap(), weights }
     }
 

@@ -14,6 +14,14 @@ pub enum RegistryError {
         /// Its host.
         host: String,
     },
+    /// It answers, but not with TLS.
+    #[error("{url} does not speak https; if it is meant to speak plain http: --plain-http {host}")]
+    NoTls {
+        /// The address.
+        url: String,
+        /// Its host.
+        host: String,
+    },
     /// No connection, or it broke.
     #[error("{url}: {why}")]
     Connection {

@@ -36,12 +36,14 @@ pub struct Timeouts {
     pub head: Duration,
     /// For the next bytes of a body.
     pub stall: Duration,
+    /// After the first failure; it doubles.
+    pub first_wait: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
         let secs = Duration::from_secs;
-        Self { connect: secs(10), head: secs(30), stall: secs(30) }
+        Self { connect: secs(10), head: secs(30), stall: secs(30), first_wait: Duration::from_millis(500) }
     }
 }
 
@@ -164,8 +166,7 @@ impl Http {
     }
 
     fn check_scheme(&self, url: &Url) -> Result<(), RegistryError> {
-        let host = url.host_str().unwrap_or_default();
-        let named = url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
+        let named = named(url);
         let loopback = match url.host() {
             Some(url::Host::Ipv4(ip)) => ip.is_loopback(),
             Some(url::Host::Ipv6(ip)) => ip.is_loopback(),
@@ -216,6 +217,9 @@ impl Http {
         let limit = self.timeouts.connect + self.timeouts.head;
         match tokio::time::timeout(limit, self.client.request(request)).await {
             Ok(Ok(response)) => Ok(response),
+            Ok(Err(error)) if causes(&error).contains("InvalidContentType") => {
+                Err(RegistryError::NoTls { url: shown(url), host: named(url) })
+            }
             Ok(Err(error)) => Err(RegistryError::Connection { url: shown(url), why: causes(&error) }),
             Err(_) => Err(RegistryError::Stalled { url: shown(url), after: limit }),
         }
@@ -310,6 +314,12 @@ fn build(
 pub fn shown(url: &Url) -> String {
     let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
     format!("{}://{}{port}{}", url.scheme(), url.host_str().unwrap_or_default(), url.path())
+}
+
+/// `HOST[:PORT]`, as references have it.
+fn named(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
 /// A contradiction of a server.

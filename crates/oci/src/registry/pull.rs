@@ -30,15 +30,13 @@ pub struct PullOptions {
     pub parallel: usize,
     /// Most bytes per second, over all blobs.
     pub rate: Option<u64>,
-    /// Wait after the first failure; it doubles.
-    pub first_wait: Duration,
     /// Hears what happens.
     pub progress: Arc<dyn Fn(Event) + Send + Sync>,
 }
 
 impl Default for PullOptions {
     fn default() -> Self {
-        Self { parallel: 4, rate: None, first_wait: Duration::from_millis(500), progress: Arc::new(|_| ()) }
+        Self { parallel: 4, rate: None, progress: Arc::new(|_| ()) }
     }
 }
 
@@ -187,7 +185,7 @@ impl Blob {
         };
         let (digest, size) = (self.wanted.digest.clone(), self.wanted.size);
         (self.options.progress)(Event::Begin { digest: digest.clone(), size, have: partial.have()? });
-        let mut patience = Patience::new(self.options.first_wait);
+        let mut patience = Patience::new(self.repo.http.timeouts.first_wait);
         let mut moved = 0;
         loop {
             let before = moved;

@@ -2,7 +2,6 @@
 //! registries differ (dotnet/sdk-container-builds#292).
 
 use std::io::Read as _;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
@@ -90,7 +89,7 @@ async fn blob_with_patience(
     blob: &Descriptor,
     from: Option<&str>,
 ) -> Result<Way, OciError> {
-    let mut patience = Patience::new(Duration::from_millis(500));
+    let mut patience = Patience::new(repo.http.timeouts.first_wait);
     loop {
         match one_blob(repo, layout, blob, from).await {
             Err(OciError::Registry(error)) if error.is_transient() => {

@@ -1,5 +1,6 @@
 //! A repository at a registry: the token flow around every request, and manifests by tag or digest.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use hyper::Method;
@@ -12,6 +13,7 @@ use super::challenge::{self, Challenge};
 use super::credentials::{Credentials, Login, Secret};
 use super::error::RegistryError;
 use super::http::{Answer, Ask, Http, is_success, lie, shown};
+use super::retry::{FAILURES, Patience};
 use crate::digest;
 use crate::error::OciError;
 use crate::manifest::{Config, DOCUMENT_MAX, Descriptor, Document, Index, Manifest, Platform, check_digest};
@@ -183,6 +185,30 @@ impl Repo {
     /// # Errors
     /// When it does not exist, is not what was asked for, or contradicts itself.
     pub async fn document(&self, selector: &str) -> Result<Document, OciError> {
+        self.patiently(|| self.document_once(selector)).await
+    }
+
+    /// Tries again what may go better later; documents are small, so every failure counts.
+    async fn patiently<T, F>(&self, mut act: impl FnMut() -> F) -> Result<T, OciError>
+    where
+        F: Future<Output = Result<T, OciError>>,
+    {
+        let mut patience = Patience::new(self.http.timeouts.first_wait);
+        loop {
+            match act().await {
+                Err(OciError::Registry(error)) if error.is_transient() => {
+                    let Some(wait) = patience.failed(0, error.retry_after(), 0) else {
+                        return Err(RegistryError::GaveUp { failures: FAILURES, last: Box::new(error) }.into());
+                    };
+                    tracing::info!("{error}; again in {} ms", wait.as_millis());
+                    tokio::time::sleep(wait).await;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    async fn document_once(&self, selector: &str) -> Result<Document, OciError> {
         let url = self.url(&format!("manifests/{selector}"))?;
         let accept = media::MANIFESTS.join(", ");
         let make = || Ask::new(Method::GET, url.clone()).with(ACCEPT, &accept);
@@ -210,16 +236,12 @@ impl Repo {
         if let Some(data) = &wanted.data {
             return Ok(data.clone());
         }
-        let url = self.url(&format!("blobs/{}", wanted.digest))?;
         if wanted.size > DOCUMENT_MAX {
-            return Err(OciError::document(shown(&url), format!("{} bytes are too many for a config", wanted.size)));
+            let why = format!("{} bytes are too many for a config", wanted.size);
+            return Err(OciError::document(wanted.digest.to_string(), why));
         }
-        let answer = self.ask(&|| Ok(Ask::new(Method::GET, url.clone()))).await?;
-        if !is_success(answer.status()) {
-            return Err(self.http.refusal(answer).await.into());
-        }
-        let bytes = self.http.read(answer, usize::try_from(DOCUMENT_MAX).unwrap_or(usize::MAX)).await?;
-        wanted.check(&shown(&url), &bytes)?;
+        let bytes = self.blob_of_unknown_size(&wanted.digest).await?;
+        wanted.check(wanted.digest.as_str(), &bytes)?;
         Ok(bytes)
     }
 
@@ -228,6 +250,10 @@ impl Repo {
     /// # Errors
     /// As [`Repo::document`].
     pub async fn blob_of_unknown_size(&self, digest: &digest::Digest) -> Result<Vec<u8>, OciError> {
+        self.patiently(|| self.blob_once(digest)).await
+    }
+
+    async fn blob_once(&self, digest: &digest::Digest) -> Result<Vec<u8>, OciError> {
         let url = self.url(&format!("blobs/{digest}"))?;
         let answer = self.ask(&|| Ok(Ask::new(Method::GET, url.clone()))).await?;
         if !is_success(answer.status()) {

@@ -19,3 +19,8 @@ pub use lock::{Lock, Locked};
 pub use name::{Arch, Target};
 pub use open::Wheel;
 pub use script::Interpreter;
+
+#[cfg(test)]
+pub(crate) mod make;
+#[cfg(test)]
+mod tests;

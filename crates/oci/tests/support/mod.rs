@@ -351,12 +351,16 @@ pub fn client(plain: &[&str]) -> Registry {
 }
 
 pub fn client_with(plain: &[&str], credentials: &str) -> Registry {
-    let timeouts =
-        Timeouts { connect: Duration::from_secs(5), head: Duration::from_secs(5), stall: Duration::from_millis(400) };
+    let timeouts = Timeouts {
+        connect: Duration::from_secs(5),
+        head: Duration::from_secs(5),
+        stall: Duration::from_millis(400),
+        first_wait: Duration::from_millis(1),
+    };
     let http = Http::new(timeouts, plain.iter().map(|p| (*p).to_owned()).collect()).unwrap();
     Registry { http, credentials: Credentials::parse(credentials).unwrap() }
 }
 
 pub fn quick() -> PullOptions {
-    PullOptions { first_wait: Duration::from_millis(1), ..PullOptions::default() }
+    PullOptions::default()
 }

@@ -1,0 +1,98 @@
+//! `weights send`: from the node that has them to the others, started here, moved over the rails.
+
+use std::process::ExitCode;
+
+use camino::Utf8PathBuf;
+use sparklane_deploy::weights::SendOptions;
+use sparklane_deploy::{DeployError, Flow};
+use sparklane_lane::NodeName;
+use sparklane_weights::agent::Event;
+
+use crate::deploy::Reach;
+
+/// Send a manifest's files from the node that has them to the others, over both rails.
+#[derive(Debug, clap::Args)]
+pub struct SendArgs {
+    /// Manifest.
+    manifest: Utf8PathBuf,
+    /// The node that has them [default: the head]
+    #[arg(long, value_name = "NODE")]
+    from: Option<NodeName>,
+    /// Only these receivers [default: all other nodes]
+    #[arg(long, value_name = "NODE")]
+    to: Vec<NodeName>,
+    /// Encrypt the bytes (AES-128-GCM). They are proved against the manifest either way; this is for private weights.
+    #[arg(long)]
+    seal: bool,
+    /// Most megabytes per second and receiver.
+    #[arg(long, value_name = "MB")]
+    rate: Option<u64>,
+    /// Leave disk and cores to an engine that serves.
+    #[arg(long)]
+    while_serving: bool,
+    /// Read everything back from the receivers' disks at the end.
+    #[arg(long)]
+    readback: bool,
+    /// Connections per rail [default: up to 4, as there are cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    connections: Option<u8>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// Runs it. Exit codes: 0 done, 1 refused, 2 usage, 3 failed, 5 busy.
+pub fn run(args: &SendArgs) -> ExitCode {
+    match send(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn send(args: &SendArgs) -> Result<(), DeployError> {
+    let manifest = super::manifest(&args.manifest).map_err(|e| DeployError::Refused(e.to_string()))?;
+    let (site, options) = (args.reach.site()?, args.reach.options(None));
+    let flow = Flow::new(&site, &options, &sparklane_deploy::progress::Quiet)?;
+    let sending = SendOptions {
+        seal: args.seal,
+        rate: args.rate.map(|mb| mb.saturating_mul(1_000_000)),
+        while_serving: args.while_serving,
+        readback: args.readback,
+        connections: args.connections.map(usize::from),
+        give_up_secs: None,
+    };
+    let receipts = flow.send_weights(&manifest, args.from.as_ref(), &args.to, &sending, &told)?;
+    if args.reach.json() {
+        let rows: Vec<_> =
+            receipts.iter().map(|(node, receipt)| serde_json::json!({ "node": node, "receipt": receipt })).collect();
+        println!("{}", serde_json::json!({ "manifest": manifest.id(), "receivers": rows }));
+        return Ok(());
+    }
+    for (node, receipt) in &receipts {
+        let ways: Vec<String> = receipt.ways.iter().map(|w| format!("{} {}", w.name, super::bytes(w.bytes))).collect();
+        let rate = receipt.fetched.saturating_mul(1000) / receipt.millis.max(1);
+        println!(
+            "{node}: {} in {} s, {}/s ({}), {} were there, {} ranges mended",
+            super::bytes(receipt.fetched),
+            receipt.millis / 1000,
+            super::bytes(rate),
+            ways.join(", "),
+            super::bytes(receipt.had),
+            receipt.repaired.len()
+        );
+    }
+    Ok(())
+}
+
+/// Says what an end says.
+pub fn told(node: &str, event: &Event) {
+    match event {
+        Event::Progress { done, total, rate, .. } => {
+            eprintln!("{node:<8} {}", super::local::progress_line(*done, *total, *rate));
+        }
+        Event::Note(note) => eprintln!("{node:<8} {note}"),
+        _ => {}
+    }
+}
