@@ -17,5 +17,19 @@ in
   determinism = check "determinism" { inherit generations; again = merge (c: c.again); };
   elf = check "elf" { inherit generations; };
   units = check "units" { inherit generations; };
+  # A small base of our own with a wheel, an edit and a file; its digest is recorded in the spec.
+  image =
+    let
+      spec = builtins.fromJSON (builtins.readFile ../tests/image/spec.json);
+      pin = ../tests/image/pins + "/${builtins.replaceStrings [ "sha256:" ] [ "" ] spec.base.manifest}";
+    in
+    lib.build system "image" "check-image" {
+      inherit spec;
+      manifest = pin + "/manifest.json";
+      config = pin + "/config.json";
+      index = pin + "/tree.json";
+      wheels = ../tests/image/wheels;
+      sources = ../tests/image;
+    };
   deploy-rs = check "deploy-rs" { nodes = mapAttrs (_: plain) (merge (c: c.deploy.nodes // c.deployEach)); };
 }

@@ -8,6 +8,17 @@ let
   makeCluster = import ./cluster.nix { inherit lib; };
   clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog; }) catalog.clusters;
 
+  # Compositions, by the image's name; `image-<lane>` is the one of the lane's image.
+  makeImage = import ./image.nix { inherit lib wheelhouse; };
+  compositions =
+    let names = filter (n: builtins.pathExists (../images/compose + "/${n}.nix")) (builtins.attrNames catalog.images);
+    in listToAttrs (map (name: { inherit name; value = import (../images/compose + "/${name}.nix"); }) names);
+  imagesFor = lanes: compositions: system:
+    let composed = filter (lane: compositions ? ${lanes.${lane}.image}) (builtins.attrNames lanes);
+    in listToAttrs (map
+      (lane: { name = "image-${lane}"; value = makeImage system compositions.${lanes.${lane}.image}; })
+      composed);
+
   forSystems = systems: f: listToAttrs (map (name: { inherit name; value = f name; }) systems);
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
   builtHere = system: c: c.buildSystem == system;
@@ -40,7 +51,8 @@ let
   withDefault = set: set // { default = set.sparklane; };
 in
 {
-  packages = forSystems lib.systems (system: withDefault (packagesFor clusters system));
+  packages = forSystems lib.systems
+    (system: withDefault (packagesFor clusters system) // imagesFor catalog.lanes compositions system);
   apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
   # This flake is a set of examples: name the nodes, as `deploy .#lab-worker .#lab-head`.
@@ -51,8 +63,8 @@ in
 
     # A user's own flake: `outputs = { self, sparklane, ... }: sparklane.lib.mkCluster { inherit self; cluster = import ./cluster.nix; }`.
     # `lanes`, `images` and `weights` add to the shipped ones; weights are texts of manifests. `input` is the name that
-    # the flake gives this one.
-    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { } }:
+    # the flake gives this one. `imageSpecs` are compositions of images, by the image's name.
+    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { }, imageSpecs ? { } }:
       let
         own = catalog // {
           lanes = catalog.lanes // lanes;
@@ -63,7 +75,8 @@ in
         made = { ${cluster.name} = makeCluster { inherit cluster; catalog = own; }; };
       in
       {
-        packages = forSystems lib.systems (system: withDefault (packagesFor made system));
+        packages = forSystems lib.systems
+          (system: withDefault (packagesFor made system) // imagesFor own.lanes (compositions // imageSpecs) system);
         apps = forSystems lib.systems (appsFor {
           flake = "${self}";
           prebuiltInput = "${input}/prebuilt";

@@ -10,6 +10,7 @@ mod elf;
 mod error;
 mod fs;
 mod generation;
+mod image;
 mod package;
 mod units;
 
@@ -27,6 +28,10 @@ pub enum What {
     Generation,
     /// The apps' entry points.
     Apps,
+    /// A document of a base image, from its registry: a fixed output.
+    FetchBlob,
+    /// Our layers, config and manifest of an image.
+    Image,
     /// All lanes and clusters are sound.
     CheckSchema,
     /// Argument vectors and environments are the golden ones.
@@ -43,10 +48,12 @@ pub enum What {
 
 impl What {
     /// Every kind with its name on the command line.
-    pub const ALL: [(&'static str, Self); 9] = [
+    pub const ALL: [(&'static str, Self); 11] = [
         ("package", Self::Package),
         ("generation", Self::Generation),
         ("apps", Self::Apps),
+        ("fetch-blob", Self::FetchBlob),
+        ("image", Self::Image),
         ("check-schema", Self::CheckSchema),
         ("check-golden", Self::CheckGolden),
         ("check-determinism", Self::CheckDeterminism),
@@ -72,6 +79,8 @@ pub fn build(what: What, attrs: &Attrs) -> Result<(), BuildError> {
         What::Package => package::build(attrs, &out),
         What::Generation => generation::build(attrs, &out),
         What::Apps => apps::build(attrs, &out),
+        What::FetchBlob => image::fetch(attrs, &out),
+        What::Image => image::build(attrs, &out),
         What::CheckSchema => report(checks::schema(attrs)?, &out),
         What::CheckGolden => report(checks::golden(attrs)?, &out),
         What::CheckDeterminism => report(checks::determinism(attrs)?, &out),

@@ -55,9 +55,9 @@ fn with_prebuilt_programs_nixpkgs_is_never_looked_at() {
         apps = map (a: a.program) (here flake.apps); shells = flake.devShells or null; format = flake.formatter or null;
         deploy = map (n: n.profiles.sparklane.path.drvPath) (values flake.deploy.nodes); }"#;
     let found = evaluate(folder.path(), all).unwrap();
-    // Two nodes of seven lanes, the tool and its default name; six checks; seven apps and the default.
-    assert_eq!(found["packages"].as_array().unwrap().len(), 16);
-    assert_eq!(found["checks"].as_array().unwrap().len(), 6);
+    // Two nodes of seven lanes, the tool and its default name, images of three lanes; seven checks; seven apps and the default.
+    assert_eq!(found["packages"].as_array().unwrap().len(), 19);
+    assert_eq!(found["checks"].as_array().unwrap().len(), 7);
     assert_eq!(found["apps"].as_array().unwrap().len(), 8);
     // Each lane on its cluster, and both default lanes by a shorter name.
     assert_eq!(found["deploy"].as_array().unwrap().len(), 18);

@@ -24,6 +24,7 @@ pub mod reference;
 pub mod registry;
 pub mod serve;
 pub mod source;
+pub mod verify;
 pub mod wheel;
 
 pub use digest::Digest;

@@ -12,7 +12,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::{Value, json};
 use sparklane_oci::base::TreeIndex;
 use sparklane_oci::compose::{Built, Inputs, Place, Spec, build};
-use sparklane_oci::{Layout, OciError, digest};
+use sparklane_oci::verify::verify;
+use sparklane_oci::{Layout, OciError, digest, media};
 
 struct Case {
     dir: tempfile::TempDir,
@@ -227,4 +228,66 @@ fn layers_know_of_each_other() {
     let spec = case.spec(json!([wheels(vec![row]), edit()]));
     let error = case.build(&spec, Some(&case.base.index()), "no").unwrap_err().to_string();
     assert!(error.contains("changed it already"), "{error}");
+}
+
+#[test]
+fn what_is_built_verifies_and_damage_is_found() {
+    let case = Case::new();
+    let row =
+        base::wheel::write(&case.root().join("wheels"), "protobuf", "7.0", &[("google/protobuf/__init__.py", "7")]);
+    let spec = case.spec(json!([wheels(vec![row]), edit(), files(&case)]));
+    let built = case.build(&spec, Some(&case.base.index()), "out").unwrap();
+    let alone = Layout::open(case.root().join("out")).unwrap();
+    let report = verify(&alone, &built.manifest).unwrap();
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert!(report.notes[0].contains("44 layers of the base are not here"), "{report:?}");
+    let whole = alone.clone().with_shared(case.base.root.clone());
+    let report = verify(&whole, &built.manifest).unwrap();
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert!(report.proved.iter().any(|l| l.contains("RECORD of 2 distributions")), "{report:?}");
+
+    let path = alone.own_path(&built.layers[1].digest);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[20] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let report = verify(&whole, &built.manifest).unwrap();
+    assert!(report.problems[0].starts_with("layer 45"), "{report:?}");
+}
+
+/// Issue row 12 (ggcr#1826, #2034): layers that are not compressed, and two blobs of one diff_id.
+#[test]
+fn row_12_plain_layers_and_one_diff_id_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let layout = Layout::open_or_create(Utf8Path::from_path(dir.path()).unwrap()).unwrap();
+    let tar = base::layer(&[("a", 'f', b"x")]);
+    let gzip = base::gzip(&tar);
+    let (plain, packed) = (layout.write_blob(&tar).unwrap(), layout.write_blob(&gzip).unwrap());
+    let id = digest::of(&tar);
+    let config = json!({ "os": "linux", "architecture": "arm64", "history": [{}, {}],
+        "rootfs": { "type": "layers", "diff_ids": [id, id] } });
+    let config = config.to_string();
+    let config_digest = layout.write_blob(config.as_bytes()).unwrap();
+    let manifest = json!({ "schemaVersion": 2, "mediaType": media::OCI_MANIFEST,
+        "config": { "mediaType": media::OCI_CONFIG, "size": config.len(), "digest": config_digest },
+        "layers": [{ "mediaType": media::OCI_LAYER_TAR, "size": tar.len(), "digest": plain },
+                   { "mediaType": media::OCI_LAYER_GZIP, "size": gzip.len(), "digest": packed }] });
+    let manifest = layout.write_blob(manifest.to_string().as_bytes()).unwrap();
+    let report = verify(&layout, &manifest).unwrap();
+    assert_eq!((report.problems.len(), report.notes.len()), (0, 0), "{report:?}");
+}
+
+/// Issue row 29 (containerization#369, microsandbox#1287): a layout's image is found with and without a name.
+#[test]
+fn row_29_layouts_with_and_without_names() {
+    let case = Case::new();
+    let built = case.build(&case.spec(json!([edit()])), Some(&case.base.index()), "out").unwrap();
+    let root = case.root().join("out");
+    let layout = Layout::open(&root).unwrap();
+    assert_eq!(layout.list().unwrap()[0].0.as_deref(), Some("t"));
+    let text = std::fs::read_to_string(root.join("index.json")).unwrap();
+    let mut index: Value = serde_json::from_str(&text).unwrap();
+    index["manifests"][0].as_object_mut().unwrap().remove("annotations");
+    std::fs::write(root.join("index.json"), index.to_string()).unwrap();
+    let found = layout.list().unwrap();
+    assert_eq!((found[0].0.as_deref(), &found[0].1.digest), (None, &built.manifest));
 }

@@ -79,7 +79,7 @@ fn find_pin(pins: &Utf8Path, spec: &Spec) -> Result<(Utf8PathBuf, Pin), OciError
 /// The tree index beside a pin, when the pin names one.
 pub(super) fn tree_index(dir: &Utf8Path, pin: &Pin) -> Result<Option<TreeIndex>, OciError> {
     let Some(expected) = &pin.tree else { return Ok(None) };
-    let path = dir.join("tree.json");
+    let path = dir.join(sparklane_oci::pin::TREE);
     let bytes = std::fs::read(&path).map_err(OciError::io("read", &path))?;
     sparklane_oci::manifest::check_digest(path.as_str(), expected, sparklane_oci::digest::of(&bytes))?;
     TreeIndex::parse(path.as_str(), &bytes).map(Some)

@@ -10,6 +10,7 @@ mod pull;
 mod push;
 mod serve;
 mod status;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,8 @@ enum Command {
     Status(status::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
+    /// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
+    Verify(verify::Args),
 }
 
 /// Runs the subcommand.
@@ -54,13 +57,14 @@ enum Command {
 /// Never; failures are exit codes with a line.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
+        Command::Build(args) => build::run(args),
         Command::Adopt(args) => adopt::run(args),
         Command::Gc(args) => gc::run(args),
-        Command::Build(args) => build::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
         Command::Status(args) => status::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Verify(args) => verify::run(args),
     }
 }

@@ -103,7 +103,9 @@ fn refuse(spec: &Spec) -> impl Fn(String) -> OciError {
 fn check(inputs: &Inputs<'_>) -> Result<(), OciError> {
     let (spec, manifest) = (inputs.spec, inputs.manifest);
     check_digest("the base's manifest", &spec.base.manifest, manifest.digest().clone())?;
-    check_digest("the base's config", &spec.base.config, inputs.config.digest().clone())?;
+    if let Some(config) = &spec.base.config {
+        check_digest("the base's config", config, inputs.config.digest().clone())?;
+    }
     manifest.check_image()?;
     inputs.config.check_against(manifest)?;
     check_count(manifest.layers.len(), spec.layers.len()).map_err(refuse(spec))?;

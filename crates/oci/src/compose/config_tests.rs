@@ -27,7 +27,7 @@ fn spec(base: &Manifest, delta: Delta) -> Spec {
         base: Base {
             reference: "example/base:1".into(),
             manifest: base.digest().clone(),
-            config: base.config.digest.clone(),
+            config: Some(base.config.digest.clone()),
         },
         layers: Vec::new(),
         config: delta,

@@ -66,8 +66,9 @@ pub struct Base {
     pub reference: String,
     /// Digest of its manifest.
     pub manifest: Digest,
-    /// Digest of its config.
-    pub config: Digest,
+    /// Digest of its config; not known before `sparklane image pin` where only the manifest's is.
+    #[serde(default)]
+    pub config: Option<Digest>,
 }
 
 /// One layer of ours.

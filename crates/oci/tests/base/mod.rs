@@ -31,9 +31,9 @@ impl Base {
     }
 }
 
-type Row<'a> = (&'a str, char, &'a [u8]);
+pub type Row<'a> = (&'a str, char, &'a [u8]);
 
-fn layer(rows: &[Row<'_>]) -> Vec<u8> {
+pub fn layer(rows: &[Row<'_>]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (path, kind, body) in rows {
         let mut header = tar::Header::new_gnu();
@@ -56,7 +56,7 @@ fn layer(rows: &[Row<'_>]) -> Vec<u8> {
 }
 
 /// Stored blocks only: the base's own bytes must not depend on a compressor either, as golden digests stand on them.
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = flate2::GzBuilder::new().operating_system(255).write(Vec::new(), flate2::Compression::none());
     out.write_all(bytes).unwrap();
     out.finish().unwrap()
