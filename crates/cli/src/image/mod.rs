@@ -1,6 +1,7 @@
 //! `sparklane image …`: pins, pulls and serves images. Each subcommand is a file.
 
 mod adopt;
+mod build;
 mod common;
 mod gc;
 pub mod node;
@@ -29,6 +30,8 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make an image of a pinned base and layers of ours; the same inputs give the same digest anywhere.
+    Build(build::Args),
     /// Look up what a reference is now and write it down: digests, manifest and config as served.
     Pin(pin::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
@@ -53,6 +56,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
         Command::Adopt(args) => adopt::run(args),
         Command::Gc(args) => gc::run(args),
+        Command::Build(args) => build::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),

@@ -65,17 +65,26 @@ impl Lock {
     /// What is wrong with it.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let lock: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
-        if lock.format != FORMAT {
-            return Err(format!("format {} is unknown, only {FORMAT} is known", lock.format));
+        lock.check()?;
+        Ok(lock)
+    }
+
+    /// Checks a lock that was read as a part of another document.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("format {} is unknown, only {FORMAT} is known", self.format));
         }
-        let target = lock.target()?;
-        for row in &lock.wheels {
+        let target = self.target()?;
+        for row in &self.wheels {
             row.check(&target).map_err(|why| format!("{}: {why}", row.file))?;
         }
-        if let Some(two) = lock.wheels.windows(2).find(|two| two[0].name >= two[1].name) {
+        if let Some(two) = self.wheels.windows(2).find(|two| two[0].name >= two[1].name) {
             return Err(format!("{} and {} are not in order, or are one distribution", two[0].name, two[1].name));
         }
-        Ok(lock)
+        Ok(())
     }
 
     /// What its wheels are for.
