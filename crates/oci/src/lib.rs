@@ -4,11 +4,13 @@
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
 pub mod adopt;
+pub mod compose;
 pub mod digest;
 pub mod docker;
 pub mod error;
 pub mod fetch;
 pub mod gc;
+pub mod layer;
 pub mod layout;
 pub mod manifest;
 pub mod media;

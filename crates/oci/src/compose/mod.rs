@@ -1,0 +1,7 @@
+//! Images of ours: a pinned base, layers of ours on top, a changed config.
+
+pub mod config;
+pub mod raw;
+pub mod spec;
+
+pub use spec::Spec;
