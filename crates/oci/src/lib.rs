@@ -4,6 +4,7 @@
 //! are never made again from a parsed form (facts/image-tools.md, finding 2).
 
 pub mod adopt;
+pub mod base;
 pub mod compose;
 pub mod digest;
 pub mod docker;
@@ -21,6 +22,7 @@ pub mod reference;
 pub mod registry;
 pub mod serve;
 pub mod source;
+pub mod verify;
 
 pub use digest::Digest;
 pub use error::OciError;
