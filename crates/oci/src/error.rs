@@ -75,6 +75,9 @@ pub enum OciError {
     /// A registry refused, failed or lied.
     #[error(transparent)]
     Registry(#[from] crate::registry::RegistryError),
+    /// Entries that make no layer.
+    #[error(transparent)]
+    Layer(#[from] crate::layer::LayerError),
     /// docker could not be asked, refused, or has something else than it should.
     #[error("docker ({socket}) did not {what}: {why}")]
     Docker {
