@@ -6,11 +6,13 @@
 pub mod adopt;
 pub mod base;
 pub mod compose;
+pub mod diff;
 pub mod digest;
 pub mod docker;
 pub mod error;
 pub mod fetch;
 pub mod gc;
+pub mod inspect;
 pub mod layer;
 pub mod layout;
 pub mod manifest;

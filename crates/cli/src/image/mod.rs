@@ -2,13 +2,17 @@
 
 mod adopt;
 mod common;
+mod diff;
 mod gc;
+mod inspect;
+mod look;
 pub mod node;
 mod pin;
 mod pull;
 mod push;
 mod serve;
 mod status;
+mod verify;
 
 use std::process::ExitCode;
 
@@ -41,6 +45,12 @@ enum Command {
     Push(push::Args),
     /// Show on every node which image the lane wants, docker has and the engine runs.
     Status(status::Args),
+    /// Show an image of a layout folder: digests, config, layers and what made them.
+    Inspect(inspect::Args),
+    /// Show why two images have different digests: config, layers, files.
+    Diff(diff::Args),
+    /// Prove an image of a layout folder: sizes, digests, diff_ids, rules of layers, RECORDs.
+    Verify(verify::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
 }
@@ -52,11 +62,14 @@ enum Command {
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
         Command::Adopt(args) => adopt::run(args),
+        Command::Diff(args) => diff::run(args),
         Command::Gc(args) => gc::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
         Command::Status(args) => status::run(args),
         Command::Serve(args) => serve::run(args),
+        Command::Verify(args) => verify::run(args),
     }
 }

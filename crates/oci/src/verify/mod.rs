@@ -97,7 +97,8 @@ pub fn verify(layout: &Layout, manifest: &Digest, extent: Extent) -> Result<Repo
     let manifest = layout.manifest(manifest)?;
     let config = layout.config(&manifest)?;
     let ours = our_layers(&config).min(manifest.layers.len());
-    let mut work = Work { layout, extent, ours, layers: manifest.layers.len(), read: 0, entries: 0, findings: Vec::new() };
+    let mut work =
+        Work { layout, extent, ours, layers: manifest.layers.len(), read: 0, entries: 0, findings: Vec::new() };
     work.documents(&manifest, &config);
     let tree = work.read_layers(&manifest, &config);
     if let Some(tree) = &tree {
@@ -178,7 +179,11 @@ impl Work<'_> {
         }
         match self.layers {
             n if n > LAYERS_MAX => {
-                self.say(Weight::Problem, "manifest", format!("{n} layers; docker's classic store ends at {LAYERS_MAX} (R38)"));
+                self.say(
+                    Weight::Problem,
+                    "manifest",
+                    format!("{n} layers; docker's classic store ends at {LAYERS_MAX} (R38)"),
+                );
             }
             n if n > LAYERS_MANY => self.say(Weight::Notice, "manifest", format!("{n} layers of at most {LAYERS_MAX}")),
             _ => {}
@@ -266,4 +271,4 @@ impl Work<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -100,7 +100,8 @@ impl Tree {
             }
             if let Some(gone) = name.strip_prefix(WHITEOUT) {
                 let gone = if folder.is_empty() { gone.to_owned() } else { format!("{folder}/{gone}") };
-                let there = self.0.contains_key(&gone) || self.0.range(format!("{gone}/")..format!("{gone}0")).next().is_some();
+                let there =
+                    self.0.contains_key(&gone) || self.0.range(format!("{gone}/")..format!("{gone}0")).next().is_some();
                 if !there {
                     found.push(format!("{}: removes what is not there (R10)", item.path));
                 }

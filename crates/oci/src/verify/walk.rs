@@ -110,7 +110,11 @@ fn item(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Item> {
     let header = entry.header();
     let name = |bytes: Option<&[u8]>| bytes.is_some_and(|b| !b.is_empty());
     let named = name(header.username_bytes()) || name(header.groupname_bytes());
-    let (mode, uid, gid, mtime) = (header.mode()? & 0o7777, header.uid()?, header.gid()?, header.mtime()?);
+    let old = header.as_old();
+    let mode = number(&old.mode, header.mode().map(u64::from))? & 0o7777;
+    let (uid, gid) = (number(&old.uid, header.uid())?, number(&old.gid, header.gid())?);
+    let mtime = number(&old.mtime, header.mtime())?;
+    let mode = u32::try_from(mode).unwrap_or_default();
     let kind = header.entry_type();
     let (mut size, mut kept) = (0, None);
     let kind = match kind {
@@ -143,6 +147,11 @@ fn hash(mut from: impl Read, mut keep: Option<&mut Vec<u8>>) -> io::Result<[u8; 
             keep.extend(&buffer[..n]);
         }
     }
+}
+
+/// A field that is blank counts as 0, as unpackers have it.
+fn number(field: &[u8], read: io::Result<u64>) -> io::Result<u64> {
+    if field.iter().all(|b| matches!(b, 0 | b' ')) { Ok(0) } else { read }
 }
 
 /// Bytes as text; what is no UTF-8 is escaped, so that two names never become one.
