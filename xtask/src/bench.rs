@@ -1,9 +1,11 @@
 //! `cargo xtask bench`: figures that are stated, never checks.
 
 mod deploy;
+mod image;
 mod memory;
 mod peer;
 mod report;
+mod weights;
 
 use std::process::ExitCode;
 
@@ -18,11 +20,21 @@ pub struct Args {
 enum What {
     /// Deploy, switch and roll back in the lab, beside stock deploy-rs 1.0.0 with the same closures.
     Deploy(deploy::Args),
+    /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
+    Image(image::Args),
+    /// Move weights over two rails between network namespaces, beside rsync, cp and a bare pump.
+    Weights(weights::Args),
+    /// One end of the bare pump.
+    #[command(hide = true)]
+    WeightsPump(weights::PumpArgs),
 }
 
 /// Measures and prints.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
+        What::Image(args) => image::run(args),
+        What::Weights(args) => weights::run(args),
+        What::WeightsPump(args) => weights::run_pump(args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -103,8 +103,9 @@ fn a_closure_holds_what_its_generation_says() {
     assert_eq!(id.trim_end(), generation.id(&binary).unwrap().as_str());
     assert_eq!(out.join("activate-rs").read_link_utf8().unwrap(), "bin/sparklane");
     assert_eq!(out.join("deploy-rs-activate").read_link_utf8().unwrap(), "bin/sparklane");
-    let manifest = fs::read(out.join("weights.json")).unwrap();
-    assert_eq!(generation.weights.unwrap().manifest, sha256_hex(&manifest));
+    let manifest = fs::read_to_string(out.join("weights.json")).unwrap();
+    let manifest = sparklane_lane::weights::WeightsManifest::parse(&manifest).unwrap();
+    assert_eq!(generation.weights.unwrap().manifest, manifest.id());
     for path in generation.files.keys() {
         assert!(out.join(path.trim_start_matches('/')).exists(), "{path}");
     }
@@ -123,7 +124,7 @@ fn every_mistake_of_every_file_is_shown_at_once() {
     for line in [
         "nix/lanes/l.nix: error: serve.maxNumSeq: unknown key (did you mean `maxNumSeqs`?)",
         "nix/lanes/l.nix: error: budgets.startSecs: is \"long\", expected integer",
-        "nix/clusters/c.nix: error: nodes.head.rale1: unknown key",
+        "nix/clusters/c.nix: error: nodes.head.rale1: unknown key (did you mean `rail1`? It is set too, here or by a base)",
     ] {
         assert!(error.lines().any(|l| l == line), "{line} is not in:\n{error}");
     }

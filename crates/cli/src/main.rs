@@ -53,10 +53,10 @@ enum Command {
     Lab(lab::Args),
     /// List, show, check and compare lanes.
     Lane(lane::Args),
+    /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
+    Weights(weights::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
-    /// Weights: verify, send between nodes, adopt, collect.
-    Weights(weights::Args),
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
@@ -93,8 +93,8 @@ fn main() -> ExitCode {
         Command::Engine(args) => engine::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
-        Command::Image(args) => image::run(args),
         Command::Weights(args) => weights::run(args),
+        Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
     };
     done.unwrap_or_else(|error| {

@@ -77,7 +77,9 @@ fn example(line: &str) -> Option<Vec<String>> {
         "nix" if words.get(1).is_some_and(|w| w == "run") => {
             let app = words.get(2)?.strip_prefix(".#")?.to_owned();
             let rest = words.into_iter().skip(3).filter(|w| w != "--");
-            Some(["sparklane".to_owned(), app].into_iter().chain(rest).collect())
+            // The app `sparklane` is the command itself.
+            let app = (app != "sparklane").then_some(app);
+            Some(std::iter::once("sparklane".to_owned()).chain(app).chain(rest).collect())
         }
         "sparklane" | "sudo" if line.contains("sparklane ") => {
             let at = words.iter().position(|w| w == "sparklane")?;

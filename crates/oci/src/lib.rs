@@ -18,6 +18,7 @@ pub mod layout;
 pub mod manifest;
 pub mod media;
 pub mod node;
+pub mod pace;
 pub mod partial;
 pub mod pin;
 pub mod reference;

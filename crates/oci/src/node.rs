@@ -17,7 +17,7 @@ use crate::manifest::{Config, Descriptor, Manifest, check_digest};
 use crate::partial::SPARE;
 use crate::registry::{Event, Pulled};
 use crate::serve::Server;
-use crate::source::BlobSource;
+use crate::source::{BlobSource, Kind};
 
 /// Where the node's registry listens while docker pulls; the name stays in docker's list, so it is always the same.
 pub const PORT: u16 = 5177;
@@ -76,7 +76,7 @@ pub struct Order {
     pub from: From,
     /// Bring the blobs into the layout even when docker has the image, as another node will ask for them.
     pub keep: bool,
-    /// Most bytes per second; absent for no limit.
+    /// Most bytes per second, from the source and into docker; absent for no limit.
     pub rate: Option<u64>,
 }
 
@@ -116,10 +116,11 @@ pub enum Said {
 pub fn stage(
     layout: &Layout,
     (docker, runtime): (&Docker, &Runtime),
-    (wanted, keep): (&Wanted, bool),
+    order: &Order,
     source: &mut dyn BlobSource,
     watch: &dyn Watch,
 ) -> Result<StagedImage, OciError> {
+    let (wanted, keep) = (&order.wanted, order.keep);
     let there = runtime.block_on(docker.find(&wanted.manifest, &wanted.config))?;
     if let (Some(found), false) = (&there, keep) {
         return Ok(staged(docker, found, &Pulled::default(), true));
@@ -129,7 +130,7 @@ pub fn stage(
     if let Some(found) = &there {
         return Ok(staged(docker, found, &pulled, true));
     }
-    let found = runtime.block_on(load(layout, docker, &manifest, &config, watch))?;
+    let found = runtime.block_on(load(layout, docker, (&manifest, &config), order.rate, watch))?;
     Ok(staged(docker, &found, &pulled, false))
 }
 
@@ -161,22 +162,22 @@ pub fn gather(
     watch: &dyn Watch,
 ) -> Result<(Manifest, Config, Pulled), OciError> {
     let delta = wanted.delta.as_deref().filter(|d| d.join("oci-layout").exists()).map(Layout::open).transpose()?;
-    let mut document = |digest: &Digest| -> Result<Vec<u8>, OciError> {
+    let mut document = |kind: Kind, digest: &Digest| -> Result<Vec<u8>, OciError> {
         if layout.has(digest) {
             return layout.read_document(digest);
         }
         let bytes = match &delta {
             Some(delta) if delta.has(digest) => delta.read_document(digest)?,
-            _ => source.document(digest)?,
+            _ => source.document(kind, digest)?,
         };
         check_digest("document", digest, crate::digest::of(&bytes))?;
         layout.write_blob(&bytes)?;
         Ok(bytes)
     };
-    let manifest = Manifest::parse(None, document(&wanted.manifest)?)?;
+    let manifest = Manifest::parse(None, document(Kind::Manifest, &wanted.manifest)?)?;
     manifest.check_image()?;
     check_digest("the image's config", &wanted.config, manifest.config.digest.clone())?;
-    let config = Config::parse(document(&wanted.config)?)?;
+    let config = Config::parse(document(Kind::Blob, &wanted.config)?)?;
     config.check_against(&manifest)?;
     let blobs: Vec<Descriptor> = manifest.blobs().into_iter().cloned().collect();
     if let Some(delta) = &delta {
@@ -205,12 +206,13 @@ fn take(layout: &Layout, from: &Layout, blob: &Descriptor) -> Result<(), OciErro
 pub async fn load(
     layout: &Layout,
     docker: &Docker,
-    manifest: &Manifest,
-    config: &Config,
+    (manifest, config): (&Manifest, &Config),
+    rate: Option<u64>,
     watch: &dyn Watch,
 ) -> Result<Stored, OciError> {
     check_room(docker, manifest, config).await?;
-    let server = Server::start(layout.clone(), PORT).or_else(|_| Server::start(layout.clone(), 0))?;
+    let start = |port| Server::start_paced(layout.clone(), port, rate);
+    let server = start(PORT).or_else(|_| start(0))?;
     let name = format!("{}/{REPOSITORY}", server.address());
     watch.say(&format!("docker takes {} from this node's layout", manifest.digest()));
     docker.pull(&name, manifest.digest(), &|text| watch.say(text)).await?;

@@ -15,6 +15,7 @@ use crate::digest::Digest;
 use crate::error::OciError;
 use crate::layout::{Layout, REF_NAME};
 use crate::manifest::Document;
+use crate::pace::Pace;
 use crate::registry::range::first_range;
 
 /// Longest head of a request.
@@ -40,13 +41,21 @@ impl Server {
     /// # Errors
     /// When the port is taken.
     pub fn start(layout: Layout, port: u16) -> Result<Self, OciError> {
+        Self::start_paced(layout, port, None)
+    }
+
+    /// As [`Server::start`], with a limit of bytes per second over all connections.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn start_paced(layout: Layout, port: u16, rate: Option<u64>) -> Result<Self, OciError> {
         let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
         let listening = || OciError::io("listen at", address.to_string());
         let listener = TcpListener::bind(address).map_err(listening())?;
         let address = listener.local_addr().map_err(listening())?;
         let stop = Arc::new(AtomicBool::new(false));
         let ended = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || accept(&listener, &layout, &ended));
+        let thread = std::thread::spawn(move || accept(&listener, &layout, &Arc::new(Pace::new(rate)), &ended));
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
@@ -75,7 +84,7 @@ impl Drop for Server {
     }
 }
 
-fn accept(listener: &TcpListener, layout: &Layout, stop: &AtomicBool) {
+fn accept(listener: &TcpListener, layout: &Layout, pace: &Arc<Pace>, stop: &AtomicBool) {
     let open = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         if stop.load(Ordering::SeqCst) {
@@ -86,10 +95,10 @@ fn accept(listener: &TcpListener, layout: &Layout, stop: &AtomicBool) {
             open.fetch_sub(1, Ordering::SeqCst);
             continue; // Closed: the client tries again.
         }
-        let (layout, open) = (layout.clone(), Arc::clone(&open));
+        let (layout, pace, open) = (layout.clone(), Arc::clone(pace), Arc::clone(&open));
         std::thread::spawn(move || {
             // The other side went away; nothing is to be done about it.
-            let _done = converse(&stream, &layout);
+            let _done = converse(&stream, &layout, &pace);
             open.fetch_sub(1, Ordering::SeqCst);
         });
     }
@@ -105,7 +114,7 @@ struct Asked {
     has_body: bool,
 }
 
-fn converse(stream: &TcpStream, layout: &Layout) -> std::io::Result<()> {
+fn converse(stream: &TcpStream, layout: &Layout, pace: &Pace) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(IDLE))?;
     stream.set_write_timeout(Some(IDLE))?;
@@ -115,7 +124,7 @@ fn converse(stream: &TcpStream, layout: &Layout) -> std::io::Result<()> {
         let answer = answer(layout, &asked);
         // A body that we did not read would be taken for the next request.
         let close = asked.close || asked.has_body;
-        send(stream, &asked, answer, close)?;
+        send(stream, &asked, answer, (close, pace))?;
         if close {
             return Ok(());
         }
@@ -132,7 +141,12 @@ fn read_head(mut stream: &TcpStream, buffer: &mut Vec<u8>) -> std::io::Result<Op
             }
             Parsed::Bad => {
                 let asked = Asked { close: true, ..Asked::default() };
-                send(stream, &asked, Answer::error(400, "UNSUPPORTED", "this is no HTTP request"), true)?;
+                send(
+                    stream,
+                    &asked,
+                    Answer::error(400, "UNSUPPORTED", "this is no HTTP request"),
+                    (true, &Pace::new(None)),
+                )?;
                 return Ok(None);
             }
             Parsed::More if buffer.len() > HEAD_MAX => return Ok(None),
@@ -277,7 +291,7 @@ fn blob(layout: &Layout, digest: &Digest, range: Option<&str>) -> Answer {
     }
 }
 
-fn send(stream: &TcpStream, asked: &Asked, answer: Answer, close: bool) -> std::io::Result<()> {
+fn send(stream: &TcpStream, asked: &Asked, answer: Answer, (close, pace): (bool, &Pace)) -> std::io::Result<()> {
     let length = match &answer.content {
         Content::Bytes(bytes) => bytes.len() as u64,
         Content::File { len, .. } => *len,
@@ -308,19 +322,20 @@ fn send(stream: &TcpStream, asked: &Asked, answer: Answer, close: bool) -> std::
         }
         Content::File { file, from, len } => {
             out.flush()?;
-            send_file(stream, &file, from, len)
+            send_file(stream, &file, (from, len), pace)
         }
     }
 }
 
 /// Sends a part of a file. A file that is shorter than it was breaks the connection, as the length was promised.
-fn send_file(mut stream: &TcpStream, file: &File, from: u64, len: u64) -> std::io::Result<()> {
+fn send_file(mut stream: &TcpStream, file: &File, (from, len): (u64, u64), pace: &Pace) -> std::io::Result<()> {
     let (mut offset, end) = (from, from + len);
     while offset < end {
-        let want = usize::try_from((end - offset).min(1 << 30)).unwrap_or(1 << 30);
+        let most = pace.piece(1 << 30);
+        let want = usize::try_from(end - offset).unwrap_or(most).min(most);
         match rustix::fs::sendfile(stream, file, Some(&mut offset), want) {
             Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => {}
+            Ok(n) => pace.take(n),
             Err(rustix::io::Errno::INTR) => {}
             // A file system that cannot: the slow way.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
@@ -330,6 +345,7 @@ fn send_file(mut stream: &TcpStream, file: &File, from: u64, len: u64) -> std::i
                     return Err(std::io::ErrorKind::UnexpectedEof.into());
                 }
                 stream.write_all(&piece[..n])?;
+                pace.take(n);
                 offset += n as u64;
             }
             Err(error) => return Err(error.into()),

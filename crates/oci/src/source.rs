@@ -5,7 +5,6 @@
 //! `{"error":…}`, an answer.
 
 use std::io::{BufRead, Read, Seek as _, SeekFrom, Write};
-use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -13,11 +12,21 @@ use crate::digest::{self, Digest, PIECE};
 use crate::error::OciError;
 use crate::layout::Layout;
 use crate::manifest::{DOCUMENT_MAX, Descriptor, check_digest, check_size};
+use crate::pace::Pace;
 use crate::partial::{Opened, Partial, check_space, still_needed};
 use crate::registry::{Event, Pulled};
 
 /// Longest line of the feed's language.
 const LINE_MAX: u64 = 4096;
+
+/// What kind of document is asked for: a registry keeps manifests apart from blobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A manifest or an index.
+    Manifest,
+    /// A blob that is small, i.e. a config.
+    Blob,
+}
 
 /// Something that has blobs.
 pub trait BlobSource {
@@ -25,7 +34,7 @@ pub trait BlobSource {
     ///
     /// # Errors
     /// When the source has it not, or fails.
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError>;
+    fn document(&mut self, kind: Kind, digest: &Digest) -> Result<Vec<u8>, OciError>;
 
     /// Brings blobs that the layout has not.
     ///
@@ -39,7 +48,7 @@ pub trait BlobSource {
 pub struct Nowhere;
 
 impl BlobSource for Nowhere {
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+    fn document(&mut self, _: Kind, digest: &Digest) -> Result<Vec<u8>, OciError> {
         Err(nowhere(digest))
     }
 
@@ -83,7 +92,7 @@ pub fn feed(
 ) -> Result<(), OciError> {
     let pipe = || OciError::io("write", "-");
     let mut questions = questions;
-    let mut pace = Pace::new(rate);
+    let pace = Pace::new(rate);
     while let Some(line) = read_line(&mut questions)? {
         let question: Question =
             serde_json::from_str(&line).map_err(|e| OciError::document("question", e.to_string()))?;
@@ -211,7 +220,7 @@ impl<R: BufRead, W: Write> Fed<R, W> {
 }
 
 impl<R: BufRead, W: Write> BlobSource for Fed<R, W> {
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+    fn document(&mut self, _: Kind, digest: &Digest) -> Result<Vec<u8>, OciError> {
         let size = self.ask(digest, 0)?;
         if size > DOCUMENT_MAX {
             return Err(OciError::document(
@@ -235,26 +244,6 @@ impl<R: BufRead, W: Write> BlobSource for Fed<R, W> {
             sum.blobs += 1;
         }
         Ok(sum)
-    }
-}
-
-/// Bytes per second, for a blocking writer.
-struct Pace {
-    rate: Option<u64>,
-    ready: Instant,
-}
-
-impl Pace {
-    fn new(rate: Option<u64>) -> Self {
-        Self { rate, ready: Instant::now() }
-    }
-
-    fn take(&mut self, bytes: usize) {
-        let Some(rate) = self.rate else { return };
-        let now = Instant::now();
-        let micros = u128::from(bytes as u64) * 1_000_000 / u128::from(rate.max(1));
-        self.ready = self.ready.max(now) + Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX));
-        std::thread::sleep(self.ready.saturating_duration_since(now));
     }
 }
 
@@ -294,11 +283,11 @@ mod tests {
         let moved = source.fetch(&to, &wanted, &|_| ()).unwrap();
         assert_eq!(moved, Pulled { blobs: 1, bytes: 2 << 20, present: 1 });
         to.prove_blob(&wanted[0]).unwrap();
-        assert_eq!(source.document(&wanted[1].digest).unwrap(), two);
+        assert_eq!(source.document(Kind::Blob, &wanted[1].digest).unwrap(), two);
         // The pipe is still in step after a blob that is not there.
         let missing = Descriptor::of("x", b"missing");
         assert!(source.fetch(&to, &[missing], &|_| ()).unwrap_err().to_string().contains("no blob"));
-        assert_eq!(source.document(&wanted[1].digest).unwrap(), two);
+        assert_eq!(source.document(Kind::Blob, &wanted[1].digest).unwrap(), two);
     }
 
     #[test]
@@ -309,7 +298,7 @@ mod tests {
         let wanted = [Descriptor::of("x", b"good")];
         assert!(matches!(fed(&from).fetch(&to, &wanted, &|_| ()), Err(OciError::DigestMismatch { .. })));
         assert!(!to.has(&digest));
-        assert!(fed(&from).document(&digest).is_err());
+        assert!(fed(&from).document(Kind::Blob, &digest).is_err());
         std::fs::write(from.own_path(&digest), b"longer").unwrap();
         assert!(matches!(fed(&from).fetch(&to, &wanted, &|_| ()), Err(OciError::SizeMismatch { .. })));
     }

@@ -81,6 +81,8 @@ pub enum Event {
         finished: usize,
         /// Connections that did not prove the key.
         strangers: u64,
+        /// Most memory that the sender had, bytes.
+        peak_bytes: u64,
     },
     /// How far the receiver is.
     Progress {
@@ -162,7 +164,8 @@ pub fn serve(request: &ServeRequest, stop: &AtomicBool, say: &Say<'_>) -> Result
     let server = Server::bind(&folder, &set, request.key.parse()?, &listen, options)?;
     say(&Event::Listening(server.addresses()?));
     let served = server.run(stop);
-    say(&Event::Served { bytes: served.bytes, finished: served.finished, strangers: served.strangers });
+    let peak_bytes = crate::transfer::receipt::peak_bytes();
+    say(&Event::Served { bytes: served.bytes, finished: served.finished, strangers: served.strangers, peak_bytes });
     Ok(())
 }
 

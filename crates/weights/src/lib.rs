@@ -2,7 +2,7 @@
 //!
 //! `blobs` is a set of named blobs with size and sha256, of which a weights manifest is one case; `staging` receives
 //! such a set so that any crash leaves either provable bytes or nothing; `store` publishes, verifies, adopts and
-//! collects; `transfer` moves a set between nodes over their rails; `fetch` fills a store over HTTP.
+//! collects; `transfer` moves a set between nodes over their rails; `hub` locks and fetches over HTTP.
 
 pub mod adopt;
 pub mod agent;
@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod error;
 pub mod hash;
 pub mod hfview;
+pub mod hub;
 pub mod journal;
 pub mod part;
 pub mod preflight;

@@ -39,7 +39,7 @@ const COPIED: u64 = 64 * 1024;
 const MEMORY: u64 = 40_000_000;
 
 /// The middle value; with an even count the lower of the two.
-fn median(values: &[f64]) -> f64 {
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)

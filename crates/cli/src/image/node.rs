@@ -152,13 +152,12 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
     let layout = Layout::open_or_create(STORE)?;
     let runtime = runtime()?;
     let docker = runtime.block_on(Docker::connect(SOCKET))?;
-    let wanted = (&order.wanted, order.keep);
     match &order.from {
         From::Feed => {
             let mut source = Fed::new(stdin, std::io::stdout().lock());
-            node::stage(&layout, (&docker, &runtime), wanted, &mut source, watch)
+            node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
-        From::Here => node::stage(&layout, (&docker, &runtime), wanted, &mut Nowhere, watch),
+        From::Here => node::stage(&layout, (&docker, &runtime), &order, &mut Nowhere, watch),
         From::Registry { plain_http, auth_file } => {
             let credentials = auth_file.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();
             let http = Http::new(Timeouts::default(), plain_http.clone())?;
@@ -166,7 +165,7 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
             let repo = Registry { http, credentials }.repo(&reference)?;
             let options = PullOptions { rate: order.rate, ..PullOptions::default() };
             let mut source = RepoSource::new(repo, options)?;
-            node::stage(&layout, (&docker, &runtime), wanted, &mut source, watch)
+            node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `sparklane weights …`: what a node has, whether it is right, and how it gets there.
 
 mod ends;
+mod fetch;
 pub mod gate;
 mod local;
 mod send;
@@ -13,9 +14,11 @@ use sparklane_lane::WeightsManifest;
 use sparklane_weights::WeightsError;
 use sparklane_weights::store::ROOT;
 
-/// Weights: verify, send between nodes, adopt, collect.
+/// Weights: lock, fetch, verify, send between nodes, adopt, collect.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
+  sparklane weights lock deepseek-ai/DeepSeek-V4-Flash-0731@9e165c30e2704aec5d9d593cce3eebd58bbef1cb
+  sudo sparklane weights fetch nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights status
   sudo sparklane weights adopt /models/0731 --manifest nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights verify nix/weights/deepseek-v4-flash-0731.json --deep
@@ -41,6 +44,10 @@ pub struct Place {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// Make a manifest of a revision from the hub: every file with size and sha256.
+    Lock(fetch::LockArgs),
+    /// Download a manifest's files from the hub or a mirror, prove them and make them visible.
+    Fetch(fetch::FetchArgs),
     /// Show what is in this node's store and whether it is proved.
     Status {
         #[command(flatten)]
@@ -80,6 +87,8 @@ enum What {
 /// Never; failures are exit codes with a line.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     let done = match args.command {
+        What::Lock(args) => fetch::lock(&args),
+        What::Fetch(args) => fetch::fetch(&args),
         What::Status { place } => local::status(&place),
         What::Verify(args) => local::verify(&args),
         What::Adopt(args) => local::adopt(&args),

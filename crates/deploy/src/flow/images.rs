@@ -36,13 +36,16 @@ struct State {
     present: bool,
 }
 
+/// `EX_USAGE` of clap: a tool that does not know the subcommand.
+const UNKNOWN: i32 = 2;
+
 /// A node and what it shall have.
 #[derive(Clone)]
 struct Want<'a> {
     node: &'a NodeHandle,
     fact: &'a NodeFacts,
     wanted: Wanted,
-    /// The closure's own tool: the node's may be older than these commands.
+    /// The tool to ask, once one has answered.
     tool: String,
 }
 
@@ -62,8 +65,12 @@ impl Flow<'_> {
     /// # Errors
     /// Refused: a node serves and no rate was given, or the image cannot be had.
     pub(super) fn stage_images(&self, facts: &[NodeFacts]) -> Result<(), DeployError> {
-        let wants: Vec<Want<'_>> = self.nodes.iter().zip(facts).filter_map(|(n, f)| want(n, f)).collect();
-        let present = all(self.at_once(&wants, is_present))?;
+        let asked: Vec<Want<'_>> = self.nodes.iter().zip(facts).filter_map(|(n, f)| want(n, f)).collect();
+        let Some(found) = all(self.at_once(&asked, look))?.into_iter().collect::<Option<Vec<_>>>() else {
+            // A release from before these commands: whether its image is there, its own staging finds.
+            return Ok(());
+        };
+        let (wants, present): (Vec<Want<'_>>, Vec<bool>) = found.into_iter().unzip();
         let missing: Vec<&Want<'_>> = wants.iter().zip(&present).filter(|(_, there)| !**there).map(|p| p.0).collect();
         if missing.is_empty() {
             return Ok(());
@@ -124,7 +131,7 @@ impl Flow<'_> {
         let mut feed = head.node.remote.command(&argv);
         let feed = feed.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
         let mut feed = feed.map_err(|e| head.refused(&format!("ssh cannot be started: {e}")))?;
-        let order = Order { wanted: want.wanted.clone(), from: From::Feed, keep: false, rate: None };
+        let order = Order { wanted: want.wanted.clone(), from: From::Feed, keep: false, rate };
         let mut child = match self.start(want, &order) {
             Ok(child) => child,
             Err(error) => {
@@ -228,13 +235,22 @@ fn want<'a>(node: &'a NodeHandle, fact: &'a NodeFacts) -> Option<Want<'a>> {
     Some(Want { node, fact, wanted, tool: format!("{}/bin/sparklane", fact.to.path) })
 }
 
-fn is_present(want: &Want<'_>) -> Result<bool, DeployError> {
+/// Whether a node's docker has the image. The closure's own tool is asked first, as the node's may be older than these
+/// commands; for an old release it is the other way round. `None` when neither knows them.
+fn look<'a>(want: &Want<'a>) -> Result<Option<(Want<'a>, bool)>, DeployError> {
     let mut line = serde_json::to_vec(&want.wanted).map_err(|e| want.refused(&e.to_string()))?;
     line.push(b'\n');
-    let answer = want.node.remote.run(&[&want.tool, "node", "image-state"], &line)?;
-    if answer.code != 0 {
-        return Err(want.refused(answer.stderr.trim()));
+    for tool in [&want.tool, &want.node.tool] {
+        let answer = want.node.remote.run(&[tool, "node", "image-state"], &line)?;
+        match answer.code {
+            0 => {
+                let state: Result<State, _> = serde_json::from_str(&answer.stdout);
+                let state = state.map_err(|e| want.refused(&format!("odd answer: {e}")))?;
+                return Ok(Some((Want { tool: tool.clone(), ..want.clone() }, state.present)));
+            }
+            UNKNOWN => {}
+            _ => return Err(want.refused(answer.stderr.trim())),
+        }
     }
-    let state: State = serde_json::from_str(&answer.stdout).map_err(|e| want.refused(&format!("odd answer: {e}")))?;
-    Ok(state.present)
+    Ok(None)
 }

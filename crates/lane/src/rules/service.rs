@@ -14,7 +14,7 @@ const DEPLOY_RS_MOST: u64 = u16::MAX as u64;
 /// Lists and unit files have one line for it.
 pub(super) fn description_is_a_line(input: &Input<'_>) -> Vec<Problem> {
     let text = &input.lane.description;
-    if !text.trim().is_empty() && !text.chars().any(char::is_control) {
+    if !text.chars().any(char::is_control) {
         return Vec::new();
     }
     vec![Problem::error("description", format!("{text:?} is not one line of text"))]
@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn description() {
         let mut case = case();
-        for bad in ["", "two\nlines", "bell\x07"] {
+        for bad in ["two\nlines", "bell\x07"] {
             case.lane.description = bad.into();
             assert_eq!(case.found(), [(Error, "description".into())]);
         }

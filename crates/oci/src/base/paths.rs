@@ -110,6 +110,12 @@ impl<'a> Overlay<'a> {
         if done.is_empty() { Err(format!("/{path} is the root")) } else { Ok(done.join("/")) }
     }
 
+    /// True when a layer of ours has put something at a path, or taken it out.
+    #[must_use]
+    pub fn is_new(&self, path: &str) -> bool {
+        self.new.contains_key(path)
+    }
+
     /// As [`Overlay::resolve`], with the last name followed too.
     ///
     /// # Errors
@@ -187,8 +193,14 @@ impl<'a> Overlay<'a> {
                 }
                 _ => {}
             }
+            if dir && gone.contains_key(path) {
+                return Err(emptied(path));
+            }
             let mut at = path.as_str();
             while let Some((up, _)) = at.rsplit_once('/') {
+                if gone.contains_key(up) {
+                    return Err(emptied(up));
+                }
                 if let Some(other) = layer.get(up).filter(|e| !matches!(e.node, Node::Directory)) {
                     return Err(format!("{} puts a file at /{up}, {} one below it", other.from, entry.from));
                 }
@@ -252,6 +264,11 @@ impl<'a> Overlay<'a> {
         self.new.retain(|p, _| !p.starts_with(&below));
         self.new.insert(path.to_owned(), Kind::Gone);
     }
+}
+
+/// Stores make the whiteout first and the folder over it, and the old content shows through again.
+fn emptied(path: &str) -> String {
+    format!("/{path} is removed and something is put at or below it; use two layers")
 }
 
 /// True for the path of a whiteout.

@@ -83,6 +83,7 @@ fn another_kind_of_thing_needs_a_removal() {
     assert_eq!(place(&mut overlay, vec![file("tmp", "", "f")], &["tmp"]).unwrap(), ["tmp"]);
     assert_eq!(place(&mut overlay, vec![], &["lib/x.so"]).unwrap(), ["usr/lib/.wh.x.so"]);
     assert_eq!(overlay.at("usr/lib/x.so"), None);
+    assert!(place(&mut overlay, vec![file("opt/z", "", "f")], &["opt"]).unwrap_err().contains("two layers"));
     assert_eq!(
         place(&mut overlay, vec![file("usr/.wh.x", "", "f")], &[]).unwrap_err(),
         "f: /usr/.wh.x has the name of a whiteout"

@@ -11,7 +11,7 @@ use crate::digest::Digest;
 use crate::error::OciError;
 use crate::layout::Layout;
 use crate::manifest::{Descriptor, Document, check_digest};
-use crate::source::BlobSource;
+use crate::source::{BlobSource, Kind};
 
 /// A repository that is asked on a runtime of its own.
 pub struct RepoSource {
@@ -33,16 +33,14 @@ impl RepoSource {
 }
 
 impl BlobSource for RepoSource {
-    fn document(&mut self, digest: &Digest) -> Result<Vec<u8>, OciError> {
+    fn document(&mut self, kind: Kind, digest: &Digest) -> Result<Vec<u8>, OciError> {
         let bytes = self.runtime.block_on(async {
-            match self.repo.document(digest.as_str()).await {
-                Ok(Document::Manifest(found)) => Ok(found.bytes().to_vec()),
-                Ok(Document::Index(found)) => Ok(found.bytes().to_vec()),
-                // A config is a blob, not a manifest.
-                Err(OciError::Registry(RegistryError::NotFound { .. } | RegistryError::Status { .. })) => {
-                    self.repo.blob_of_unknown_size(digest).await
-                }
-                Err(error) => Err(error),
+            match kind {
+                Kind::Blob => self.repo.blob_of_unknown_size(digest).await,
+                Kind::Manifest => Ok(match self.repo.document(digest.as_str()).await? {
+                    Document::Manifest(found) => found.bytes().to_vec(),
+                    Document::Index(found) => found.bytes().to_vec(),
+                }),
             }
         })?;
         check_digest("document", digest, crate::digest::of(&bytes))?;

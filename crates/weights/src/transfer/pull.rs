@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::limit::Limit;
 use super::line::{Dial, Line, LineError};
-use super::receipt::{Receipt, RepairReceipt, WayReceipt, cached, cpu_millis};
+use super::receipt::{Receipt, RepairReceipt, WayReceipt, cached, cpu_millis, peak_bytes};
 use super::repair::repair;
 use super::sched::{Next, Scheduler, Want};
 use super::slot::{Delivered, Slot};
@@ -179,6 +179,7 @@ impl<'a> Pull<'a> {
             writes: if self.buffered.load(Ordering::Relaxed) { "buffered" } else { "direct" }.into(),
             cached: (cached_before, cached()),
             cpu_millis: cpu_millis(),
+            peak_bytes: peak_bytes(),
         })
     }
 

@@ -63,6 +63,8 @@ pub struct Receipt {
     pub cached: (u64, u64),
     /// CPU time of this process, milliseconds.
     pub cpu_millis: u64,
+    /// Most memory that this process had, bytes.
+    pub peak_bytes: u64,
 }
 
 /// `Cached` of /proc/meminfo in bytes; 0 where there is none.
@@ -72,6 +74,14 @@ pub fn cached() -> u64 {
     let line = text.lines().find_map(|l| l.strip_prefix("Cached:"));
     let kib = line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// Most memory that this process had, bytes (`VmHWM` of /proc/self/status).
+#[must_use]
+pub fn peak_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// CPU time of this process so far in milliseconds.
