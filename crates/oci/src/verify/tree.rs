@@ -113,6 +113,9 @@ impl Tree {
                     "{}: changes a directory from mode {:04o}, {}:{} to {:04o}, {}:{} (R7)",
                     item.path, old.mode, old.uid, old.gid, item.mode, item.uid, item.gid
                 )),
+                (Kind::Directory, now) if *now != Kind::Directory => {
+                    found.push(format!("{}: takes the place of a directory and all that is in it (R8)", item.path));
+                }
                 (Kind::Symlink(to), Kind::Directory) => {
                     found.push(format!("{}: a directory takes the place of the link to {to} (R8)", item.path));
                 }
@@ -287,6 +290,7 @@ mod tests {
         let base = tree(vec![vec![tmp.clone()]]);
         assert!(base.judge(&[dir("tmp")]).join("").contains("from mode 1777, 0:0 to 0755"));
         assert!(base.judge(&[tmp]).is_empty());
+        assert!(base.judge(&[file("tmp", b"")]).join("").contains("takes the place of a directory"));
         assert!(base.judge(&[file("tmp/.wh.x", b"")]).join("").contains("not there"));
         assert!(tree(vec![vec![file("f", b"")]]).judge(&[file("f/x", b"")]).join("").contains("f is no directory"));
     }
