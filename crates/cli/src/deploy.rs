@@ -129,7 +129,7 @@ pub struct PlanArgs {
   nix run .#status -- --cluster lab
   nix run .#status -- --cluster lab --watch
 
-Exit codes: 0 all nodes on one release and serving, 1 not so, 4 in doubt or a node does not answer.")]
+Exit codes: 0 all nodes on one release and serving, 1 not so, 4 in doubt, on different lanes, or a node does not answer.")]
 pub struct StatusArgs {
     #[command(flatten)]
     reach: Reach,

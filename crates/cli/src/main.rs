@@ -74,12 +74,10 @@ fn main() -> ExitCode {
         return deploy_rs::run(&called, &args);
     }
     let argv = arguments(argv);
+    let json = argv.iter().any(|a| a == "--json");
     let cli = match Cli::command().try_get_matches_from(argv).and_then(|m| Cli::from_arg_matches(&m)) {
         Ok(cli) => cli,
-        Err(error) => {
-            let _shown = error.print();
-            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
-        }
+        Err(error) => return not_understood(&error, json),
     };
     report::start_log(cli.log_format);
     let done = match cli.command {
@@ -101,6 +99,20 @@ fn main() -> ExitCode {
         eprintln!("{error:?}");
         ExitCode::from(1)
     })
+}
+
+/// `--help`, or what clap did not understand; programs get their one object for that too.
+fn not_understood(error: &clap::Error, json: bool) -> ExitCode {
+    if !error.use_stderr() {
+        let _shown = error.print();
+        return ExitCode::SUCCESS;
+    }
+    if json {
+        println!("{}", serde_json::json!({"verdict": "usage", "exitCode": 2, "why": error.to_string().trim()}));
+    } else {
+        let _shown = error.print();
+    }
+    ExitCode::from(2)
 }
 
 /// The name the program was called by.

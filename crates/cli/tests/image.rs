@@ -161,3 +161,45 @@ fn a_served_layout_tells_its_address() {
     child.wait().unwrap();
     assert_eq!(code, 0, "{stderr}");
 }
+
+/// With the layers read, the tree index lies beside the pin, and the pin names it by its digest.
+#[test]
+fn a_scanned_pin_has_the_tree_of_its_image() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Utf8PathBuf::from_path_buf(temp.path().to_owned()).unwrap();
+    let layout = Layout::open_or_create(dir.join("from")).unwrap();
+    // A tar of one file, by hand: name, mode, ids, size, time, sum, kind (POSIX ustar).
+    let mut tar = vec![0u8; 2048];
+    let put = |tar: &mut Vec<u8>, at: usize, text: &str| tar[at..at + text.len()].copy_from_slice(text.as_bytes());
+    for (at, text) in [(0, "etc/hello"), (100, "0000644"), (108, "0000000"), (116, "0000000"), (124, "00000000003")] {
+        put(&mut tar, at, text);
+    }
+    for (at, text) in [(136, "00000000000"), (148, "        "), (156, "0"), (257, "ustar"), (263, "00"), (512, "hi\n")]
+    {
+        put(&mut tar, at, text);
+    }
+    let sum: u32 = tar[..512].iter().map(|b| u32::from(*b)).sum();
+    put(&mut tar, 148, &format!("{sum:06o}\0 "));
+    let layer = layout.write_blob(&tar).unwrap();
+    let rootfs = json!({ "type": "layers", "diff_ids": [layer.as_str()] });
+    let config = json!({ "architecture": "arm64", "os": "linux", "rootfs": rootfs }).to_string().into_bytes();
+    let id = layout.write_blob(&config).unwrap();
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": media::OCI_MANIFEST,
+        "config": { "mediaType": media::OCI_CONFIG, "digest": id.as_str(), "size": config.len() },
+        "layers": [{ "mediaType": media::OCI_LAYER_TAR, "digest": layer.as_str(), "size": tar.len() }],
+    });
+    let manifest = Manifest::parse(None, manifest.to_string().into_bytes()).unwrap();
+    fetch::list(&layout, &manifest, &Config::parse(config).unwrap(), "1").unwrap();
+    let server = Server::start(layout, 0).unwrap();
+    let (reference, pins, store) = (format!("{}/x:1", server.address()), dir.join("pins"), dir.join("to"));
+    let scan = ["image", "pin", &reference, "--pins", pins.as_str(), "--scan", "--layout", store.as_str(), "--json"];
+    let (code, pin, stderr) = run(&scan);
+    assert_eq!(code, 0, "{stderr}");
+    let tree = std::fs::read(pins.join(manifest.digest().hex()).join("tree.json")).unwrap();
+    assert_eq!(pin["tree"], digest::of(&tree).as_str());
+    assert!(String::from_utf8(tree).unwrap().contains("hello"));
+    // Looked up again without its layers, the pin keeps the index of these very layers.
+    let again = run(&["image", "pin", &reference, "--pins", pins.as_str(), "--json"]).1;
+    assert_eq!(again, pin);
+}

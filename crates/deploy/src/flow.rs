@@ -203,6 +203,7 @@ impl<'a> Flow<'a> {
         let (posts, mut statuses) = match target {
             Target::Lane(lane) => {
                 let lane = self.site.lane(lane.as_deref())?;
+                self.check_pinned(&lane)?;
                 let names: Vec<NodeName> = self.nodes.iter().map(|n| n.member.node.clone()).collect();
                 // Evaluation and the nodes' answers take about as long as each other.
                 let (sides, statuses) = std::thread::scope(|scope| {
@@ -211,9 +212,6 @@ impl<'a> Flow<'a> {
                     (sides, asked.join().unwrap_or_else(|_| Err(DeployError::Refused("the survey died".into()))))
                 });
                 let sides = sides?;
-                for side in &sides {
-                    check_pinned(&read_local(side)?)?;
-                }
                 (Goalposts { lane, sides, rollback_of: None }, self.mended(statuses?, depth)?)
             }
             Target::Release(_) | Target::ReleaseOfLane(_) => {
@@ -236,6 +234,18 @@ impl<'a> Flow<'a> {
         }
         let facts = self.facts(&posts, statuses)?;
         Ok((posts, facts))
+    }
+
+    /// Told before anything is built: nodes could not prove what they run.
+    fn check_pinned(&self, lane: &LaneName) -> Result<(), DeployError> {
+        let image = self.site.catalog.lanes.get(lane.as_str()).and_then(|l| self.site.catalog.images.get(&l.image));
+        let Some(image) = image.filter(|i| i.manifest.is_none()) else { return Ok(()) };
+        Err(DeployError::Refused(format!(
+            "lane {lane}: the image {} has no known digest yet, so nodes could not prove what they run. Pin it where its \
+             registry is reachable: {}",
+            image.reference,
+            image.pin_command()
+        )))
     }
 
     fn facts(&self, posts: &Goalposts, statuses: Vec<Option<NodeStatus>>) -> Result<Vec<NodeFacts>, DeployError> {
@@ -397,18 +407,6 @@ fn handle(site: &Site, options: &DeployOptions, member: Member, control: &Utf8Pa
 fn read_local(side: &Side) -> Result<Generation, DeployError> {
     let path = Utf8PathBuf::from(side.path.as_str());
     sparklane_host::closure::generation(&path).map_err(|e| DeployError::Refused(e.to_string()))
-}
-
-fn check_pinned(generation: &Generation) -> Result<(), DeployError> {
-    let image = &generation.image;
-    if image.manifest.is_some() {
-        return Ok(());
-    }
-    Err(DeployError::Refused(format!(
-        "lane {}: the image {} has no known digest yet, so nodes could not prove what they run. Pin it where its registry \
-         is reachable: {}",
-        generation.lane, image.reference, image.pin_with
-    )))
 }
 
 /// A doubt must be ended by people or by time before anything new begins.

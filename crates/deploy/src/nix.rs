@@ -86,5 +86,10 @@ fn run(mut command: Command, what: &str) -> Result<String, DeployError> {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let told: Vec<&str> = stderr.lines().filter(|l| !l.trim().is_empty() && !l.starts_with("warning:")).collect();
     let tail = told[told.len().saturating_sub(20)..].join("\n");
-    Err(DeployError::Refused(format!("nix {what} failed ({}):\n{tail}", output.status)))
+    let hint = if tail.contains("does not provide attribute") && tail.contains("generation-") {
+        "\nThe prebuilt folder may lack the nodes' program: cargo xtask prebuilt --system aarch64-linux"
+    } else {
+        ""
+    };
+    Err(DeployError::Refused(format!("nix {what} failed ({}):\n{tail}{hint}", output.status)))
 }

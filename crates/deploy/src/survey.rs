@@ -31,7 +31,7 @@ pub struct ClusterStatus {
     pub state: String,
     /// The release that all nodes are on.
     pub release: Option<u64>,
-    /// 0 all nodes on one release and serving, 1 not so, 4 in doubt or a node does not answer.
+    /// 0 all nodes on one release and serving, 1 not so, 4 in doubt, mixed, or a node does not answer.
     pub exit_code: u8,
     /// What to do.
     pub next: Option<String>,

@@ -96,7 +96,7 @@ pub enum EngineError {
         address: String,
     },
     /// docker cannot be reached.
-    #[error("cannot reach docker at {socket}: {message}; is docker.service running?")]
+    #[error("cannot reach docker at {socket}: {message}; look: systemctl status docker")]
     Unreachable {
         /// Socket path.
         socket: String,

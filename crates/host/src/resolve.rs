@@ -35,12 +35,16 @@ pub struct Resolved {
 /// # Errors
 /// When the lock is held (a transaction is running), or a journal cannot be opened.
 pub fn resolve(paths: &HostPaths, boot: Boot, parts: &dyn Fn() -> Parts) -> Result<Vec<Resolved>, HostError> {
-    let todo: Vec<Txn> = txns::list(paths)?.into_iter().filter(|t| needs_work(paths, t)).collect();
-    if todo.is_empty() {
+    if todo(paths)?.is_empty() {
         return Ok(Vec::new());
     }
     let _lock = lock::take(paths, "sparklane txn resolve", None, Duration::ZERO)?;
-    todo.iter().map(|txn| end(paths, txn, boot, parts())).collect()
+    // Read anew: what was seen open may have committed while we waited for its lock, and must not be undone.
+    todo(paths)?.iter().map(|txn| end(paths, txn, boot, parts())).collect()
+}
+
+fn todo(paths: &HostPaths) -> Result<Vec<Txn>, HostError> {
+    Ok(txns::list(paths)?.into_iter().filter(|t| needs_work(paths, t)).collect())
 }
 
 /// True for a transaction that is open, stuck, or decided and not yet settled.

@@ -10,11 +10,12 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::Command;
 
 use camino::{Utf8Path, Utf8PathBuf};
+use sparklane_host::crash::CrashPoint;
 use sparklane_host::decide::{self, Word};
 use sparklane_host::profile::Mover as _;
-use sparklane_host::{HostPaths, files, journal, profile, releases, resolve, status, txns};
+use sparklane_host::{HostPaths, files, journal, lock, profile, releases, resolve, status, txns};
 use sparklane_txn::spec::Answer;
-use sparklane_txn::{Boot, Spec, State};
+use sparklane_txn::{Boot, Journal as _, Record, Spec, State};
 use support::{FileUnits, LinkMover, closure, parts, side, snapshot, spec, transact, vote};
 
 /// The folder of a node on lane `a`, release 1.
@@ -281,4 +282,31 @@ fn a_damaged_release_file_is_told() {
     let seen = status::read(&paths, &FileUnits(dir.join("engine")), "0").unwrap();
     assert_eq!(seen.releases.len(), 1);
     assert!(seen.damaged_releases[0].contains("7.json"), "{:?}", seen.damaged_releases);
+}
+
+#[test]
+fn a_commit_made_while_resolve_waits_for_the_lock_is_not_undone() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    vote(&dir, side('a'), side('b'));
+    let lock = lock::take(&paths, "the transaction", None, std::time::Duration::ZERO).unwrap();
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| resolve::resolve(&paths, Boot::Same, &|| parts(&dir)));
+        // Inside the wait of a contender, which is 300 ms; a slower machine only makes this test weaker.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        let folder = paths.txn(&"t2".parse().unwrap());
+        let mut journal = journal::FileJournal::open(&folder, CrashPoint::of(&paths)).unwrap();
+        let release = spec(Some(side('a')), side('b'), 2).release.map(Box::new);
+        journal.append(&Record::Committed { release }).unwrap();
+        drop(journal);
+        drop(lock);
+        let ended = late.join().unwrap();
+        assert!(
+            matches!(&ended, Ok(all) if all.iter().all(|r| r.to == State::Committed)) || ended.is_err(),
+            "{ended:?}"
+        );
+    });
+    assert_eq!(profile::current(&paths).unwrap(), Some(side('b')));
+    assert!(dir.join("engine").exists());
+    assert_eq!(txns::read(&paths, &"t2".parse().unwrap()).unwrap().state(), Some(State::Committed));
 }

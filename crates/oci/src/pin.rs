@@ -15,6 +15,9 @@ use crate::registry::Resolved;
 /// The only version of the file that this tool writes and reads.
 pub const SCHEMA: u32 = 1;
 
+/// Name of the tree index beside `pin.json`.
+pub const TREE: &str = "tree.json";
+
 /// Content of `pin.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -35,7 +38,7 @@ pub struct Pin {
     pub family: Family,
     /// The layers, lowest first.
     pub layers: Vec<Layer>,
-    /// Digest of the tree index beside this file (`tree.…`), once the layers were read.
+    /// Digest of the tree index beside this file ([`TREE`]), once the layers were read.
     pub tree: Option<Digest>,
     /// Where it came from, when it was taken from a docker store and not from a registry.
     pub adopted: Option<Adopted>,
@@ -136,6 +139,7 @@ impl Pin {
             ("manifest.json", Some(&pin.manifest)),
             ("config.json", Some(&pin.config)),
             ("index.json", pin.index.as_ref()),
+            (TREE, pin.tree.as_ref()),
         ] {
             let Some(expected) = expected else { continue };
             let path = dir.join(name);
