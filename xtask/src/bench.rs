@@ -2,6 +2,7 @@
 
 mod deploy;
 mod image;
+mod layer;
 mod memory;
 mod peer;
 mod report;
@@ -22,6 +23,8 @@ enum What {
     Deploy(deploy::Args),
     /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
     Image(image::Args),
+    /// Make the layer of ray[default] of its wheels, beside pip, tar, gzip -6 and sha256sum.
+    Layer(layer::Args),
     /// Move weights over two rails between network namespaces, beside rsync, cp and a bare pump.
     Weights(weights::Args),
     /// One end of the bare pump.
@@ -34,6 +37,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
         What::Image(args) => image::run(args),
+        What::Layer(args) => layer::run(args),
         What::Weights(args) => weights::run(args),
         What::WeightsPump(args) => weights::run_pump(args).map(|()| ExitCode::SUCCESS),
     }

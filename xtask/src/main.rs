@@ -6,6 +6,7 @@ mod packages;
 mod prebuilt;
 mod rehearse;
 mod test;
+mod wheelhouse;
 
 use std::process::ExitCode;
 
@@ -29,6 +30,8 @@ enum Task {
     Test(test::Args),
     /// Figures beside those of other tools. No part of `test`.
     Bench(bench::Args),
+    /// Fill a folder with the wheels of a lock, by pip; every file's hash is checked.
+    Wheelhouse(wheelhouse::Args),
 }
 
 fn main() -> miette::Result<ExitCode> {
@@ -37,6 +40,7 @@ fn main() -> miette::Result<ExitCode> {
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Wheelhouse(args) => wheelhouse::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

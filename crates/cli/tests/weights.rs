@@ -211,7 +211,8 @@ fn a_sender_that_dies_is_named_and_the_next_run_goes_on() {
         if done * 10 > total * 6 && !killed.swap(true, Ordering::Relaxed) {
             let pids = Command::new("ip").args(["netns", "pids", &head.space]).output().unwrap().stdout;
             for pid in String::from_utf8(pids).unwrap().split_whitespace() {
-                let _killed = Command::new("kill").args(["-9", pid]).status();
+                let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+                let _killed = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
     };

@@ -78,6 +78,9 @@ pub enum OciError {
     /// Entries that make no layer.
     #[error(transparent)]
     Layer(#[from] crate::layer::LayerError),
+    /// A wheel that is not taken.
+    #[error(transparent)]
+    Wheel(#[from] crate::wheel::WheelError),
     /// docker could not be asked, refused, or has something else than it should.
     #[error("docker ({socket}) did not {what}: {why}")]
     Docker {

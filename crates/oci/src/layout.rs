@@ -67,6 +67,31 @@ impl Layout {
         Self::open(layout.root)
     }
 
+    /// A layout in the making: it takes blobs, but nobody can open it until `oci-layout` and `index.json` are written.
+    ///
+    /// # Errors
+    /// When the folder cannot be made.
+    pub fn stage(root: impl Into<Utf8PathBuf>) -> Result<Self, OciError> {
+        let layout = Self { root: root.into(), shared: Vec::new() };
+        let dir = layout.blob_dir();
+        fs::create_dir_all(&dir).map_err(OciError::io("make", &dir))?;
+        Ok(layout)
+    }
+
+    /// Makes a staged layout one that can be opened, with one manifest whose layers may be elsewhere. The index comes last (R39).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn finish_stage(&self, entry: &Map<String, Value>) -> Result<(), OciError> {
+        match fs::remove_dir(self.partial_dir()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(OciError::io("remove", self.partial_dir())(e)),
+            _ => {}
+        }
+        write_atomic(&self.root.join("oci-layout"), OCI_LAYOUT.as_bytes())?;
+        let index = json!({ "schemaVersion": 2, "mediaType": media::OCI_INDEX, "manifests": [entry] });
+        write_atomic(&self.index_path(), index.to_string().as_bytes())
+    }
+
     /// Reads blobs that are not here from another layout too, e.g. the one that holds the base.
     #[must_use]
     pub fn with_shared(mut self, root: impl Into<Utf8PathBuf>) -> Self {

@@ -9,6 +9,7 @@ pub mod compose;
 pub mod diff;
 pub mod digest;
 pub mod docker;
+pub mod elf;
 pub mod error;
 pub mod fetch;
 pub mod gc;
@@ -26,6 +27,7 @@ pub mod registry;
 pub mod serve;
 pub mod source;
 pub mod verify;
+pub mod wheel;
 
 pub use digest::Digest;
 pub use error::OciError;

@@ -1,6 +1,7 @@
 //! `sparklane image …`: pins, pulls and serves images. Each subcommand is a file.
 
 mod adopt;
+mod build;
 mod common;
 mod diff;
 mod gc;
@@ -33,6 +34,8 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make an image of a pinned base and layers of ours; the same inputs give the same digest anywhere.
+    Build(build::Args),
     /// Look up what a reference is now and write it down: digests, manifest and config as served.
     Pin(pin::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
@@ -65,6 +68,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Diff(args) => diff::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::Build(args) => build::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),

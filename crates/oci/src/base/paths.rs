@@ -75,6 +75,10 @@ impl<'a> Overlay<'a> {
     /// # Errors
     /// When links go in a circle or lead out, or a file is in a folder's place.
     pub fn resolve(&self, path: &str) -> Result<String, String> {
+        self.walk(path, false)
+    }
+
+    fn walk(&self, path: &str, last: bool) -> Result<String, String> {
         self.guard(path)?;
         let mut done: Vec<String> = Vec::new();
         let mut todo: Vec<String> = path.rsplit('/').map(str::to_owned).collect();
@@ -88,7 +92,7 @@ impl<'a> Overlay<'a> {
                 }
                 _ => done.push(part),
             }
-            if todo.is_empty() {
+            if todo.is_empty() && !last {
                 break;
             }
             match self.at(&done.join("/")) {
@@ -103,7 +107,7 @@ impl<'a> Overlay<'a> {
                     }
                     todo.extend(target.rsplit('/').map(str::to_owned));
                 }
-                Some(Kind::File) => return Err(format!("/{path}: /{} is a file", done.join("/"))),
+                Some(Kind::File) if !todo.is_empty() => return Err(format!("/{path}: /{} is a file", done.join("/"))),
                 _ => {}
             }
         }
@@ -121,9 +125,7 @@ impl<'a> Overlay<'a> {
     /// # Errors
     /// As [`Overlay::resolve`].
     pub fn follow(&self, path: &str) -> Result<String, String> {
-        // A name below makes the last one a folder.
-        let below = self.resolve(&format!("{path}/x"))?;
-        below.strip_suffix("/x").map(str::to_owned).ok_or_else(|| format!("/{path} is the root"))
+        self.walk(path, true)
     }
 
     /// The index knows which folders are links; without one the usual links are refused.
@@ -243,7 +245,7 @@ impl<'a> Overlay<'a> {
             self.forget(&path);
             // The new file hides the old one; a folder's old content would show through.
             let hidden = layer.get(&path).is_some_and(|e| !matches!(e.node, Node::Directory));
-            all.extend(whiteout(&path, from, mtime).filter(|_| !hidden || self.base.is_none()));
+            all.extend(whiteout(&path, from, mtime).filter(|_| !hidden));
         }
         all.extend(layer.into_values());
         for entry in &all {

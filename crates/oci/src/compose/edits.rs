@@ -22,6 +22,8 @@ pub struct Parts {
     pub removes: Vec<(String, String)>,
     /// What was done, for `image.json`.
     pub why: Vec<String>,
+    /// What people should know.
+    pub warnings: Vec<String>,
 }
 
 /// A file as the base has it.
@@ -37,7 +39,7 @@ struct Found<'a> {
 /// Without a tree index; when a file is not the one that the edit was written for; when a change does not fit.
 pub fn parts(edits: &Edits, overlay: &Overlay<'_>, epoch: u64) -> Result<Parts, String> {
     let index =
-        overlay.base().ok_or("an edit needs the tree index of the base; `sparklane image pin REF --index` makes it")?;
+        overlay.base().ok_or("an edit needs the tree index of the base; `sparklane image pin REF --scan` makes it")?;
     let mut parts = Parts::default();
     let mut changed: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for edit in &edits.edits {
@@ -71,7 +73,7 @@ fn find<'a>(edit: &Edit, overlay: &Overlay<'a>, index: &'a TreeIndex) -> Result<
         Base::L(target) => return Err(format!("it is a link to {target}; name the file itself")),
         _ => return Err("it is no file".into()),
     };
-    let pin = "run `sparklane image pin REF --index --keep PATH` where the base can be read";
+    let pin = "run `sparklane image pin REF --scan --keep PATH` where the base can be read";
     let Some(wanted) = &edit.preimage else {
         let known = hash.map_or(String::new(), |h| format!("; the base's file has sha256 {h}"));
         return Err(format!("the hash of its pre-image is not known{known}; {pin}"));
@@ -136,7 +138,7 @@ fn records(
             return Err(format!("/{path} was changed by a layer of ours already; put these edits into one layer"));
         }
         let text = index.kept.get(&path).ok_or_else(|| {
-            format!("the index does not hold /{path}; run `sparklane image pin REF --index --keep PATH` again")
+            format!("the index does not hold /{path}; run `sparklane image pin REF --scan --keep PATH` again")
         })?;
         let node = index.nodes.get(&path).ok_or_else(|| format!("the base has no /{path}"))?;
         let site = folder.rsplit_once('/').map_or("", |(site, _)| site);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::error::OciError;
 use crate::layer::entry::TreePath;
+use crate::wheel::Lock;
 
 /// Oldest time that entries may have: python's zipfile raises on older files (R2).
 pub const OLDEST: u64 = 315_532_800;
@@ -30,9 +31,27 @@ pub struct Spec {
     /// Seconds since 1970 that every entry and the config carry; no clock is read.
     #[serde(default = "epoch")]
     pub epoch: u64,
-    /// The manifest digest that the lane records; the build fails with the difference when it moves.
+    /// What the lane records; the build fails with the difference when it moves.
     #[serde(default)]
-    pub expected: Option<Digest>,
+    pub expected: Option<Expected>,
+}
+
+/// What an image was when it was recorded: the same members as in its `image.json`, of which only `manifest` decides and the
+/// others say what moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Expected {
+    /// Digest of the manifest.
+    pub manifest: Digest,
+    /// Digest of the config.
+    #[serde(default)]
+    pub config: Option<Digest>,
+    /// Digests of our layers, lowest first.
+    #[serde(default)]
+    pub layers: Option<Vec<Digest>>,
+    /// Digest of each member of the config.
+    #[serde(default)]
+    pub keys: Option<BTreeMap<String, Digest>>,
 }
 
 fn epoch() -> u64 {
@@ -67,15 +86,10 @@ pub enum Layer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Wheels {
-    /// The wheels, by file name.
-    pub lock: Vec<Wheel>,
-    /// Names of the distributions that were asked for (they get a REQUESTED file).
-    #[serde(default)]
-    pub requested: Vec<String>,
+    /// The wheels.
+    pub lock: Lock,
     /// The interpreter that scripts name, absolute, e.g. `/usr/bin/python3`.
     pub interpreter: String,
-    /// `3.12`.
-    pub python: String,
     /// Where modules go, absolute, e.g. `/usr/local/lib/python3.12/dist-packages`.
     pub site: String,
     /// Where scripts go, absolute, e.g. `/usr/local/bin`.
@@ -83,18 +97,6 @@ pub struct Wheels {
     /// What is done about a distribution that the base has in another version.
     #[serde(default)]
     pub upgrade: Upgrade,
-}
-
-/// A wheel of the lock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Wheel {
-    /// File name.
-    pub file: String,
-    /// Bytes.
-    pub size: u64,
-    /// SHA-256, hexadecimal.
-    pub sha256: String,
 }
 
 /// What is done about a distribution that the base has in another version.
@@ -259,14 +261,7 @@ impl Layer {
     #[must_use]
     pub fn title(&self) -> String {
         match self {
-            Self::Wheels(w) => {
-                let names = if w.requested.is_empty() {
-                    format!("{} distributions", w.lock.len())
-                } else {
-                    w.requested.join(" ")
-                };
-                format!("wheels {names}")
-            }
+            Self::Wheels(w) => format!("wheels {}", w.lock.requirements.join(" ")),
             Self::Edits(e) => format!("edits {}", list(e.edits.iter().map(|e| e.path.as_str()))),
             Self::Files(f) => {
                 let removes = f.removes.iter().map(|r| format!("-{r}"));
@@ -280,7 +275,7 @@ impl Layer {
         match self {
             Self::Wheels(w) => {
                 [&w.interpreter, &w.site, &w.scripts].into_iter().try_for_each(|p| absolute(p))?;
-                w.lock.iter().try_for_each(|wheel| hex(&wheel.sha256))
+                w.lock.check()
             }
             Self::Edits(e) if e.edits.is_empty() => Err("there is no edit in it".into()),
             Self::Edits(e) => e.edits.iter().try_for_each(|edit| {
@@ -343,14 +338,14 @@ mod tests {
         let sum = "b".repeat(64);
         let text = with(&format!(
             r#""layers":[
-            {{"kind":"wheels","lock":[{{"file":"a.whl","size":1,"sha256":"{sum}"}}],"interpreter":"/usr/bin/python3",
-              "python":"3.12","site":"/usr/lib/python3/dist-packages","scripts":"/usr/bin"}},
+            {{"kind":"wheels","lock":{{"format":1,"python":"cp312","platform":"aarch64","glibc":"2.28","requirements":["a"],"wheels":[]}},
+              "interpreter":"/usr/bin/python3","site":"/usr/lib/python3/dist-packages","scripts":"/usr/bin"}},
             {{"kind":"edits","edits":[{{"path":"/a.py","preimage":null,"change":{{"replace":{{"old":"a","new":"b"}}}}}}]}},
             {{"kind":"files","files":[{{"path":"/etc/x","source":"x","sha256":"{sum}"}}],"removes":["/opt/y"]}}]"#
         ));
         let spec = Spec::parse("spec", text.as_bytes()).unwrap();
         let titles: Vec<String> = spec.layers.iter().map(Layer::title).collect();
-        assert_eq!(titles, ["wheels 1 distributions", "edits /a.py", "files /etc/x -/opt/y"]);
+        assert_eq!(titles, ["wheels a", "edits /a.py", "files /etc/x -/opt/y"]);
         assert_eq!(spec.epoch, EPOCH);
         let again = serde_json::to_vec(&spec).unwrap();
         assert_eq!(Spec::parse("again", &again).unwrap(), spec);

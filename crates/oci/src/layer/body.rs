@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use flate2::{Crc, Decompress, FlushDecompress, Status};
 use sha2::{Digest as _, Sha256};
 
-use super::entry::{Body, Entry};
+use super::entry::{Body, Entry, Meta, Node, TreePath};
 use super::error::LayerError;
 use super::gzip::STORED;
 
@@ -227,5 +227,52 @@ impl Sink for Nowhere {
 
     fn plain(&mut self, _: &[u8]) -> Result<(), LayerError> {
         Ok(())
+    }
+}
+
+/// A small body's bytes, checked; for what must be read before a layer is made of it.
+///
+/// # Errors
+/// Bytes that are not what the body promises.
+pub(crate) fn contents(from: &str, path: &str, body: &Body) -> Result<Vec<u8>, LayerError> {
+    let mut gather = Gather { bytes: Vec::new(), most: usize::MAX };
+    Reader::default().read(&nameless(from, path)?, body, &mut gather)?;
+    Ok(gather.bytes)
+}
+
+/// The first bytes of a body, at most `count`, unchecked.
+///
+/// # Errors
+/// A stream that is broken before that.
+pub(crate) fn head(from: &str, path: &str, body: &Body, count: usize) -> Result<Vec<u8>, LayerError> {
+    let mut gather = Gather { bytes: Vec::new(), most: count };
+    let read = Reader::default().read(&nameless(from, path)?, body, &mut gather);
+    if gather.bytes.len() < count {
+        read?;
+    }
+    Ok(gather.bytes)
+}
+
+fn nameless(from: &str, path: &str) -> Result<Entry, LayerError> {
+    let meta = Meta { mode: 0o644, uid: 0, gid: 0, mtime: 0 };
+    let path = TreePath::new(path).map_err(|why| LayerError::entry(path, why))?;
+    Ok(Entry { path, meta, node: Node::Directory, from: from.to_owned() })
+}
+
+/// Keeps the first bytes; ends the reading when it has them.
+struct Gather {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Sink for Gather {
+    fn raw(&mut self, _: &[u8], _: bool) -> Result<(), LayerError> {
+        Ok(())
+    }
+
+    fn plain(&mut self, bytes: &[u8]) -> Result<(), LayerError> {
+        let take = bytes.len().min(self.most - self.bytes.len());
+        self.bytes.extend(&bytes[..take]);
+        if self.bytes.len() < self.most { Ok(()) } else { Err(LayerError::Write(io::ErrorKind::WriteZero.into())) }
     }
 }

@@ -20,8 +20,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// A connection that brings no byte for so long is given up; its extents go to others.
 const STALL: Duration = Duration::from_secs(3);
 /// Time and bytes of a probe.
-const PROBE: Duration = Duration::from_millis(300);
-const PROBE_BYTES: u64 = 64 * 1024 * 1024;
+const PROBE: Duration = Duration::from_millis(100);
+const PROBE_BYTES: u64 = 32 * 1024 * 1024;
 
 /// A rail as the receiver uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]

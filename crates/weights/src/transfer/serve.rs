@@ -27,6 +27,8 @@ const MAX_CONNECTIONS: usize = 64;
 const IDLE: Duration = Duration::from_secs(120);
 /// A receiver that takes no byte for so long is gone.
 const STUCK: Duration = Duration::from_secs(10);
+/// Bytes behind the current extent whose pages are given back with it.
+const BEHIND: u64 = 8 * EXTENT as u64;
 /// Files a connection keeps open.
 const OPEN_FILES: usize = 8;
 
@@ -256,7 +258,7 @@ impl Server {
         }
         if !files.open.contains_key(&want.file) {
             if files.open.len() >= OPEN_FILES {
-                files.open.pop_first();
+                files.open.pop_first().iter().for_each(|(_, reader)| give_back(reader));
             }
             let open = if self.options.seal { Reader::beneath } else { Reader::cached_beneath };
             let reader = open(&self.root, &blob.path)?;
@@ -297,6 +299,19 @@ struct Files {
     open: BTreeMap<u32, Reader>,
 }
 
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.open.values().for_each(give_back);
+    }
+}
+
+/// Gives all pages of a file back: those on their way could not be given back behind the sender, as the socket held them.
+fn give_back(reader: &Reader) {
+    if !reader.is_direct() {
+        drop_pages(reader.file(), 0, 0);
+    }
+}
+
 fn request(channel: &mut Channel) -> Result<Request, ChannelError> {
     let bytes = channel.receive()?;
     Request::decode(&bytes).ok_or_else(|| ChannelError::Wrong("not a request of this protocol".into()))
@@ -314,6 +329,8 @@ fn send_file(stream: &TcpStream, reader: &Reader, want: &Want) -> Result<(), Cha
             Err(errno) => return Err(ChannelError::Lost(format!("send: {}", std::io::Error::from(errno)))),
         }
     }
-    drop_pages(reader.file(), want.offset, u64::from(want.len));
+    // The last of it is still held by the socket; what went before is not.
+    let behind = want.offset.saturating_sub(BEHIND);
+    drop_pages(reader.file(), behind, BEHIND);
     Ok(())
 }

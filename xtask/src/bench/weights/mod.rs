@@ -82,7 +82,7 @@ struct Mounted(Utf8PathBuf);
 
 impl Mounted {
     fn new(dir: &Utf8Path, megabytes: u64) -> miette::Result<Self> {
-        let options = format!("size={}m,huge=always", megabytes + 512);
+        let options = format!("size={}m,huge=always", megabytes + 2048);
         sh(&["mount", "-t", "tmpfs", "-o", &options, "tmpfs", dir.as_str()])?;
         Ok(Self(dir.to_owned()))
     }
@@ -265,7 +265,7 @@ impl Bench {
         let small = Self { tool: self.tool.clone(), pair: Pair::new()?, bytes: 400_000_000 };
         let place = small.place(&dir)?;
         println!("\nrails shaped by tc, 400 MB");
-        for mbit in [[1600, 200], [800, 400]] {
+        for mbit in [[800, 100], [800, 400]] {
             for rail in [1, 2] {
                 small.pair.shape(rail, mbit.get(usize::from(rail) - 1).copied())?;
             }

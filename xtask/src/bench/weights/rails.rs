@@ -34,7 +34,7 @@ impl Space {
     /// Starts a command in it, with pipes.
     pub fn spawn(&self, argv: &[&str]) -> miette::Result<Child> {
         let mut command = self.command(argv);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
         command.spawn().into_diagnostic()
     }
 }
@@ -91,7 +91,7 @@ impl Pair {
         let _freed = run(&[&base[..], &["del", "dev", &device, "root"]].concat());
         let Some(mbit) = mbit else { return Ok(()) };
         let rate = format!("{mbit}mbit");
-        let set = ["add", "dev", &device, "root", "tbf", "rate", &rate, "burst", "512kb", "latency", "50ms"];
+        let set = ["add", "dev", &device, "root", "tbf", "rate", &rate, "burst", "2mb", "latency", "50ms"];
         run(&[&base[..], &set].concat()).map(drop)
     }
 

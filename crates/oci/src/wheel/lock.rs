@@ -1,0 +1,208 @@
+//! Locks: which wheel files an image is made of. No address stands in them.
+
+use std::fs::File;
+use std::io::{BufReader, Seek as _};
+use std::sync::Arc;
+
+use camino::Utf8Path;
+use serde::{Deserialize, Serialize};
+
+use super::name::{self, Arch, FileName};
+use super::open::Wheel;
+use super::{Target, WheelError};
+use crate::digest;
+
+/// The one format there is.
+pub const FORMAT: u32 = 1;
+
+/// A set of wheel files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Lock {
+    /// Format of this file.
+    pub format: u32,
+    /// Interpreter's tag, e.g. `cp312`.
+    pub python: String,
+    /// Processor.
+    pub platform: Arch,
+    /// The newest glibc that a wheel may need, e.g. `2.28`.
+    pub glibc: String,
+    /// What was asked for.
+    pub requirements: Vec<String>,
+    /// The files, by distribution.
+    pub wheels: Vec<Locked>,
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Locked {
+    /// The distribution, normalised.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// The file's name.
+    pub file: String,
+    /// Its bytes.
+    pub size: u64,
+    /// Its SHA-256, in hexadecimal digits.
+    pub sha256: String,
+}
+
+impl Lock {
+    /// Reads a lock.
+    ///
+    /// # Errors
+    /// An unreadable file or one that is no lock.
+    pub fn read(path: &Utf8Path) -> Result<Self, WheelError> {
+        let text = std::fs::read(path).map_err(|source| WheelError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text).map_err(|why| WheelError::Lock { path: path.to_owned(), why })
+    }
+
+    /// Reads a lock's bytes.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let lock: Self = serde_json::from_slice(bytes).map_err(|e| e.to_string())?;
+        lock.check()?;
+        Ok(lock)
+    }
+
+    /// Checks a lock that was read as a part of another document.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(&self) -> Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("format {} is unknown, only {FORMAT} is known", self.format));
+        }
+        let target = self.target()?;
+        for row in &self.wheels {
+            row.check(&target).map_err(|why| format!("{}: {why}", row.file))?;
+        }
+        if let Some(two) = self.wheels.windows(2).find(|two| two[0].name >= two[1].name) {
+            return Err(format!("{} and {} are not in order, or are one distribution", two[0].name, two[1].name));
+        }
+        Ok(())
+    }
+
+    /// What its wheels are for.
+    ///
+    /// # Errors
+    /// A python or glibc that is none.
+    pub fn target(&self) -> Result<Target, String> {
+        let minor = self.python.strip_prefix("cp3").and_then(|m| m.parse().ok());
+        let minor = minor.ok_or_else(|| format!("python {:?} is no tag like cp312", self.python))?;
+        let glibc = self.glibc.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let glibc = glibc.ok_or_else(|| format!("glibc {:?} is no version like 2.28", self.glibc))?;
+        Ok(Target { minor, arch: self.platform, glibc })
+    }
+
+    /// Opens every wheel in `folder`; each is hashed and checked first (R23).
+    ///
+    /// # Errors
+    /// The first file that is missing, not the locked one, or no wheel.
+    pub fn open(&self, folder: &Utf8Path) -> Result<Vec<Wheel>, WheelError> {
+        self.wheels.iter().map(|row| row.open(folder)).collect()
+    }
+}
+
+impl Locked {
+    fn check(&self, target: &Target) -> Result<(), String> {
+        let parsed = FileName::parse(&self.file)?;
+        if parsed.name != self.name || !name::same_version(&parsed.version, &self.version) {
+            return Err(format!("it is not a file of {} {}", self.name, self.version));
+        }
+        if !parsed.tags.iter().any(|t| target.takes(t)) {
+            return Err(format!("it does not fit {target}"));
+        }
+        let digit = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if self.sha256.len() != 64 || !self.sha256.bytes().all(digit) {
+            return Err("its sha256 is not 64 hexadecimal digits in lower case".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Whether a file in `folder` is the locked one; gives it, open.
+    ///
+    /// # Errors
+    /// A file that is missing or another one.
+    pub fn find(&self, folder: &Utf8Path) -> Result<File, WheelError> {
+        let path = folder.join(&self.file);
+        let unreadable = |source| WheelError::Read { path: path.clone(), source };
+        let different = |why| Err(WheelError::NotLocked { path: path.clone(), why });
+        let mut file = File::open(&path).map_err(unreadable)?;
+        let size = file.metadata().map_err(unreadable)?.len();
+        if size != self.size {
+            return different(format!("it has {size} bytes, the lock says {}", self.size));
+        }
+        let (digest, _) = digest::of_reader(BufReader::new(&file)).map_err(unreadable)?;
+        if digest.hex() != self.sha256 {
+            return different(format!("its sha256 is {}, the lock says {}", digest.hex(), self.sha256));
+        }
+        file.rewind().map_err(unreadable)?;
+        Ok(file)
+    }
+
+    /// Opens the locked wheel in `folder`.
+    ///
+    /// # Errors
+    /// Those of [`Locked::find`] and [`Wheel::open`].
+    pub fn open(&self, folder: &Utf8Path) -> Result<Wheel, WheelError> {
+        Wheel::open(Arc::new(self.find(folder)?), &self.file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAY: &str = include_str!("../../../../images/ray-2.57.0-cp312-aarch64.lock.json");
+
+    #[test]
+    fn the_lock_of_ray_is_one() {
+        let lock = Lock::parse(RAY.as_bytes()).unwrap();
+        assert_eq!((lock.wheels.len(), lock.wheels.iter().map(|w| w.size).sum::<u64>()), (57, 109_780_095));
+        assert!(!RAY.contains("://"), "no addresses");
+    }
+
+    #[test]
+    fn locks_that_are_none() {
+        for (from, to, words) in [
+            ("\"format\": 1", "\"format\": 2", "format 2 is unknown"),
+            ("cp312\",\n", "pypy\",\n", "no tag like cp312"),
+            ("2.28", "two", "no version like"),
+            ("\"glibc\": \"2.28\"", "\"glibc\": \"2.16\"", "does not fit"),
+            ("\"platform\": \"aarch64\"", "\"platform\": \"x86_64\"", "does not fit"),
+            ("\"name\": \"six\"", "\"name\": \"seven\"", "not a file of seven"),
+            ("\"file\": \"six-", "\"file\": \"../six-", "characters"),
+            ("92432136", "9243213G", "64 hexadecimal"),
+            ("\"name\": \"aiohttp\"", "\"url\": \"aiohttp\"", "unknown field"),
+        ] {
+            assert!(RAY.contains(from), "{from}");
+            let error = Lock::parse(RAY.replacen(from, to, 1).as_bytes()).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_file_is_not_taken() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = Utf8Path::from_path(folder.path()).unwrap();
+        let row = Locked {
+            name: "a".to_owned(),
+            version: "1".to_owned(),
+            file: "a-1-py3-none-any.whl".to_owned(),
+            size: 3,
+            sha256: digest::of(b"abc").hex().to_owned(),
+        };
+        assert!(row.find(folder).unwrap_err().to_string().contains("cannot read"));
+        std::fs::write(folder.join(&row.file), "abcd").unwrap();
+        assert!(row.find(folder).unwrap_err().to_string().contains("4 bytes, the lock says 3"));
+        std::fs::write(folder.join(&row.file), "abd").unwrap();
+        assert!(row.find(folder).unwrap_err().to_string().contains("its sha256 is"));
+        std::fs::write(folder.join(&row.file), "abc").unwrap();
+        assert!(row.find(folder).is_ok());
+    }
+}
