@@ -10,6 +10,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::{Value, json};
 use sparklane_oci::base::TreeIndex;
 use sparklane_oci::compose::{Built, Inputs, Place, Spec, build};
+use sparklane_oci::verify::{Extent, verify};
 use sparklane_oci::{Layout, OciError, digest};
 
 struct Case {
@@ -47,11 +48,14 @@ impl Case {
         build(&inputs, &self.root().join(out), Place::Renamed)
     }
 
-    /// The whole image's tree.
+    /// The whole image's tree. The image is proved on the way by code that knows nothing of the builder's.
     fn tree(&self, built: &Built, out: &str) -> BTreeMap<String, Vec<u8>> {
         let layout = Layout::open(self.root().join(out)).unwrap().with_shared(self.base.root.clone());
         let manifest = layout.manifest(&built.manifest).unwrap();
         layout.config(&manifest).unwrap();
+        let report = verify(&layout, &built.manifest, Extent::Whole).unwrap();
+        assert!(report.good(), "{:#?}", report.findings);
+        assert_eq!((report.ours, report.read), (built.layers.len(), report.layers));
         apply(&layout, &manifest)
     }
 }
