@@ -1,4 +1,6 @@
 //! Images composed on a base of the real one's shape, seen as an independent applier shows them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)] // a test says what went wrong by panicking
 #![allow(missing_docs)]
 
 mod base;

@@ -1,5 +1,7 @@
 //! The small image under tests/image, which `nix flake check` and the command's tests compose: made here, and what is committed
 //! is what would be made. `SPARKLANE_BLESS=1 cargo test -p sparklane-oci --test fixture` writes it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, dead_code)] // a test says what went wrong by panicking
 #![allow(missing_docs)]
 
 mod base;

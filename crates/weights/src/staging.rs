@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use rustix::fs::{FlockOperation, OFlags, flock};
@@ -19,6 +20,8 @@ use crate::journal::{Claim, Journal, Stamp};
 use crate::part::{CHECKPOINT, Part};
 use crate::read::{self, Reader};
 
+/// How long a staging that someone holds is tried.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// Finished files whose claims wait for one common sync.
 const PENDING: usize = 256;
 
@@ -263,13 +266,20 @@ pub(crate) fn take_lock(path: &Utf8Path) -> Result<File, WeightsError> {
     )
     .open(path)
     .map_err(WeightsError::file("open", path))?;
-    match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(lock),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let dir = path.parent().unwrap_or(path);
-            Err(WeightsError::Busy(format!("another process receives into {dir}; wait for it, or end it")))
+    let until = Instant::now() + LOCK_WAIT;
+    loop {
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(lock),
+            // A process that was just forked holds our files until it runs its program.
+            Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let dir = path.parent().unwrap_or(path);
+                return Err(WeightsError::Busy(format!("another process receives into {dir}; wait for it, or end it")));
+            }
+            Err(errno) => return Err(WeightsError::errno("lock", path)(errno)),
         }
-        Err(errno) => Err(WeightsError::errno("lock", path)(errno)),
     }
 }
 
