@@ -3,7 +3,10 @@
 mod adopt;
 mod build;
 mod common;
+mod diff;
 mod gc;
+mod inspect;
+mod look;
 pub mod node;
 mod pin;
 mod pull;
@@ -45,10 +48,14 @@ enum Command {
     Push(push::Args),
     /// Show on every node which image the lane wants, docker has and the engine runs.
     Status(status::Args),
+    /// Show an image of a layout folder: digests, config, layers and what made them.
+    Inspect(inspect::Args),
+    /// Show why two images have different digests: config, layers, files.
+    Diff(diff::Args),
+    /// Prove an image of a layout folder: sizes, digests, diff_ids, rules of layers, RECORDs.
+    Verify(verify::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
-    /// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
-    Verify(verify::Args),
 }
 
 /// Runs the subcommand.
@@ -59,7 +66,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
         Command::Build(args) => build::run(args),
         Command::Adopt(args) => adopt::run(args),
+        Command::Diff(args) => diff::run(args),
         Command::Gc(args) => gc::run(args),
+        Command::Inspect(args) => inspect::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
