@@ -46,7 +46,7 @@ impl Store {
 
     fn generation(&self, out: &str, change: impl Fn(&mut Value)) -> Result<Utf8PathBuf, String> {
         let mut attrs = json!({"tool": self.path("tool"), "node": "head", "laneName": "l", "lane": lane(),
-            "cluster": cluster(), "image": image(), "weights": weights()});
+            "cluster": cluster(), "image": image(), "composed": null, "weights": weights()});
         change(&mut attrs);
         self.build(What::Generation, out, attrs)
     }
@@ -106,6 +106,11 @@ fn a_closure_holds_what_its_generation_says() {
     let manifest = fs::read_to_string(out.join("weights.json")).unwrap();
     let manifest = sparklane_lane::weights::WeightsManifest::parse(&manifest).unwrap();
     assert_eq!(generation.weights.unwrap().manifest, manifest.id());
+    assert!(!out.join("image").is_symlink(), "the image is whole elsewhere");
+    let composed = store.generation("composed", |a| a["composed"] = json!(store.path("layout"))).unwrap();
+    assert_eq!(composed.join("image").read_link_utf8().unwrap(), store.path("layout"));
+    let same = fs::read_to_string(composed.join("generation.id")).unwrap();
+    assert_eq!(same, id, "an image is known by its digest, not by where its layers come from");
     for path in generation.files.keys() {
         assert!(out.join(path.trim_start_matches('/')).exists(), "{path}");
     }

@@ -6,6 +6,7 @@ mod common;
 mod diff;
 mod gc;
 mod inspect;
+mod lock_wheels;
 mod look;
 pub mod node;
 mod pin;
@@ -38,6 +39,8 @@ enum Command {
     Build(build::Args),
     /// Look up what a reference is now and write it down: digests, manifest and config as served.
     Pin(pin::Args),
+    /// Resolve wheels for an image's python with pip, and write their lock.
+    LockWheels(lock_wheels::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
     Pull(pull::Args),
     /// Take an image that was built by hand out of this node's docker, with digests that stay.
@@ -69,6 +72,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Diff(args) => diff::run(args),
         Command::Gc(args) => gc::run(args),
         Command::Inspect(args) => inspect::run(args),
+        Command::LockWheels(args) => lock_wheels::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),
