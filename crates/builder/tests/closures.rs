@@ -254,11 +254,11 @@ fn a_package_is_a_static_program_of_its_system() {
 #[test]
 fn apps_name_their_flake() {
     let store = Store::new();
-    let attrs = json!({"tool": store.path("tool"), "names": ["deploy", "lane"], "flake": "/f", "prebuilt": null,
-        "prebuiltInput": "prebuilt", "catalog": {"lanes": {}}});
+    let attrs = json!({"tool": store.path("tool"), "names": ["deploy", "lane"], "flake": "/f",
+        "inputs": {"s/wheelhouse": "/w"}, "catalog": {"lanes": {}}});
     let out = store.build(What::Apps, "apps", attrs).unwrap();
     assert_eq!(out.join("bin/deploy").read_link_utf8().unwrap(), store.path("tool/bin/sparklane"));
     let flake: Value = serde_json::from_slice(&fs::read(out.join("share/sparklane/flake.json")).unwrap()).unwrap();
-    assert_eq!(flake, json!({"flake": "/f", "prebuilt": null, "prebuiltInput": "prebuilt"}));
+    assert_eq!(flake, json!({"flake": "/f", "inputs": {"s/wheelhouse": "/w"}}));
     assert!(out.join("share/sparklane/lanes.json").exists());
 }

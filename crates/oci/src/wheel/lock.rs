@@ -226,7 +226,7 @@ mod tests {
         let lock = Lock::of_folder(folder, target, vec!["b>=2".to_owned()]).unwrap();
         assert_eq!(lock.wheels.iter().map(|w| w.name.as_str()).collect::<Vec<_>>(), ["a-b", "b"]);
         assert_eq!(Lock::parse(lock.text().unwrap().as_bytes()), Ok(lock.clone()));
-        assert_eq!(lock.text().unwrap().lines().count(), 10);
+        assert_eq!(lock.text().unwrap().lines().count(), 11);
         assert!(lock.wheels.iter().all(|row| row.find(folder).is_ok()));
         let other = Target { glibc: (2, 17), ..target };
         assert!(Lock::of_folder(folder, other, vec![]).unwrap_err().to_string().contains("does not fit"));
