@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
-use sparklane_host::status::{NodeStatus, TxnStatus};
+use sparklane_host::HostPaths;
+use sparklane_host::status::{DamagedTxn, NodeStatus, TxnStatus};
 use sparklane_host::units::UnitStatus;
 use sparklane_lane::NodeName;
 use sparklane_txn::State;
@@ -42,6 +43,9 @@ pub struct ClusterStatus {
 const RESOLVE: &str =
     "on the node: sudo /nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve (docs/operations.md, In doubt)";
 
+const UNSETTLED: &str =
+    "nix run .#deploy -- --replace-edited, which places every file anew; then remove the damaged transaction's folder";
+
 impl ClusterStatus {
     /// Judges what the nodes say; the first is the head.
     #[must_use]
@@ -68,6 +72,10 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     };
     if statuses().any(doubt) {
         return said("in doubt", 4, RESOLVE);
+    }
+    let unsettled = |row: &&NodeRow| row.status.as_ref().is_some_and(|s| s.damaged.iter().any(|d| d.unsettled));
+    if nodes.iter().find(unsettled).is_some() {
+        return said("in doubt", 4, UNSETTLED);
     }
     if nodes.iter().any(|row| row.error.is_some()) {
         return said("unreachable", 4, "bring the node back to the network, then ask again");
@@ -124,9 +132,25 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus) -> fmt::Result {
     if !s.drift.is_empty() {
         line(format!("edited by hand: {}", s.drift.join(", ")))?;
     }
+    s.damaged.iter().try_for_each(|d| line(damaged_text(d)))?;
     s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
     let unhappy = s.last.as_ref().filter(|t| t.state != State::Committed);
     unhappy.map_or(Ok(()), |t| line(format!("last: {} {} ({})", t.txn, t.state, t.why.as_deref().unwrap_or(""))))
+}
+
+fn damaged_text(d: &DamagedTxn) -> String {
+    let folder = format!("{}/{}", HostPaths::system().txns(), d.txn);
+    match d.state {
+        Some(state) => {
+            format!("damaged journal: {} was {state}; what follows that record is dropped, nothing hangs on it", d.txn)
+        }
+        None if d.unsettled => {
+            format!("damaged journal: nobody can say how far {} came; deploy again, then: sudo rm -r {folder}", d.txn)
+        }
+        None => {
+            format!("damaged journal: {} holds no record and changed nothing; to forget it: sudo rm -r {folder}", d.txn)
+        }
+    }
 }
 
 fn engine_text(engine: &UnitStatus) -> String {
@@ -219,5 +243,23 @@ mod tests {
         for part in ["not ours: is not", "damaged release: /r/7.json", "edited by hand: /etc/x"] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+    }
+
+    #[test]
+    fn damaged_journals_are_shown_with_what_to_do_and_one_that_had_begun_is_a_doubt() {
+        let txn = |id: &str, state, unsettled| DamagedTxn { txn: id.parse().unwrap(), state, unsettled };
+        let (mut head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        head.status.as_mut().unwrap().damaged = vec![txn("t1", Some(State::Committed), false), txn("t2", None, false)];
+        let status = ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("release 2", 0));
+        let text = status.to_string();
+        for part in ["t1 was committed", "t2 holds no record", "sudo rm -r /var/lib/sparklane/txn/t2"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        worker.status.as_mut().unwrap().damaged = vec![txn("t3", None, true)];
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("in doubt", 4));
+        assert!(status.to_string().contains("deploy -- --replace-edited"), "{status}");
+        assert!(status.to_string().contains("how far t3 came"), "{status}");
     }
 }
