@@ -21,3 +21,10 @@ pub fn start_log(format: LogFormat) {
         LogFormat::Json => builder.json().init(),
     }
 }
+
+/// Asked for something that does not exist or makes no sense: exit code 2 in every command.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+impl miette::Diagnostic for Usage {}

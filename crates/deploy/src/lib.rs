@@ -21,4 +21,4 @@ pub use error::DeployError;
 pub use flow::{DeployOptions, Flow, Target};
 pub use site::Site;
 pub use survey::ClusterStatus;
-pub use verdict::{Verdict, VerdictKind};
+pub use verdict::{Subject, Verdict, VerdictKind};
