@@ -22,6 +22,7 @@ use crate::verdict::{Subject, Verdict, VerdictKind};
 use crate::{nix, ssh::control_dir};
 
 pub mod images;
+mod ranks;
 pub mod requests;
 mod staging;
 mod weights;
@@ -194,6 +195,7 @@ impl<'a> Flow<'a> {
         let mut link = SshLink::new(&self.nodes, &txn, self.observer, patience);
         let outcome = drive(&mut link, &members, self.options.goal);
         drop(link);
+        let outcome = self.together(outcome);
         Ok(self.timed(Verdict::of(&self.subject, txn, number, outcome)))
     }
 

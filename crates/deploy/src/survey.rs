@@ -102,30 +102,43 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     }
 }
 
-/// A unit that starts or fails serves nobody; what goes on inside a running one is the engine's to say.
+/// A unit that starts or fails serves nobody, nor does a rank that waits for the others: a worker's unit is up by then,
+/// and a head that lost its ranks while it was idle does not know it.
 fn serves(row: &NodeRow) -> bool {
-    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "active")
+    row.status.as_ref().is_some_and(runs)
+}
+
+/// True when a node's engine is up and at work, as far as the node can say.
+pub(crate) fn runs(status: &NodeStatus) -> bool {
+    status.engine.as_ref().is_some_and(|e| e.active == "active") && !status.waits_for_ranks
 }
 
 impl fmt::Display for ClusterStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cluster, self.state)?;
-        for row in &self.nodes {
+        let head = self.nodes.first().and_then(|row| row.status.as_ref());
+        let serving = head.and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "active" && e.text == "serving");
+        for (rank, row) in self.nodes.iter().enumerate() {
             write!(f, "\n  {:<8} ", row.node.as_str())?;
             match (&row.status, &row.error) {
                 (_, Some(error)) => write!(f, "{error}")?,
                 (None, None) => write!(f, "nothing deployed")?,
-                (Some(status), None) => write_node(f, status)?,
+                (Some(status), None) => write_node(f, status, serving && rank > 0)?,
             }
         }
         self.next.iter().try_for_each(|next| write!(f, "\n  do: {next}"))
     }
 }
 
-fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus) -> fmt::Result {
+/// `with_head`: the head serves, which no worker can know of itself.
+fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fmt::Result {
     let mut more = |text: &str| write!(f, "{text}");
     more(s.generation.as_ref().map_or("nothing", |g| g.lane.as_str()))?;
-    more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
+    if with_head && runs(s) {
+        more(", engine active (serving with the head)")?;
+    } else {
+        more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
+    }
     let mut line = |text: String| write!(f, "\n             {text}");
     s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
     s.open.iter().try_for_each(|t| line(open_text(t)))?;
@@ -215,6 +228,9 @@ mod tests {
         assert_eq!(judged(up("head", "c"), up("worker", "d")), ("release 2".into(), 0));
         assert_eq!(judged(up("head", "a"), up("worker", "b")), ("release 1".into(), 0));
         assert_eq!(judged(up("head", "a"), up("worker", "d")), ("mixed".into(), 4));
+        let mut waits = up("worker", "d");
+        waits.status.as_mut().unwrap().waits_for_ranks = true;
+        assert_eq!(judged(up("head", "c"), waits), ("release 2, not serving".into(), 1));
         let down = row("worker", Some("d"), "failed");
         assert_eq!(judged(up("head", "c"), down), ("release 2, not serving".into(), 1));
         assert_eq!(
@@ -230,6 +246,31 @@ mod tests {
         let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), gone]);
         assert_eq!((status.state.as_str(), status.exit_code, status.release), ("unreachable", 4, None));
         assert!(status.to_string().contains("no route"), "{status}");
+    }
+
+    #[test]
+    fn a_worker_serves_when_the_head_does_and_its_rank_has_joined() {
+        let (mut head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        let text = |row: &mut NodeRow, text: &str| {
+            row.status.as_mut().unwrap().engine.as_mut().unwrap().text = text.into();
+        };
+        text(&mut head, "serving");
+        text(&mut worker, "loaded, ready to work for the head");
+        let said = |head: &NodeRow, worker: &NodeRow| {
+            ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]).to_string()
+        };
+        assert!(
+            said(&head, &worker).contains("worker   nothing, engine active (serving with the head)"),
+            "{}",
+            said(&head, &worker)
+        );
+        text(&mut worker, "waiting for the other ranks");
+        worker.status.as_mut().unwrap().waits_for_ranks = true;
+        assert!(said(&head, &worker).contains("active (waiting for the other ranks)"), "{}", said(&head, &worker));
+        text(&mut head, "starting the API");
+        worker.status.as_mut().unwrap().waits_for_ranks = false;
+        text(&mut worker, "loaded, ready to work for the head");
+        assert!(said(&head, &worker).contains("active (loaded, ready"), "{}", said(&head, &worker));
     }
 
     #[test]

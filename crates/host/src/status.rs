@@ -73,6 +73,9 @@ pub struct NodeStatus {
     pub damaged_releases: Vec<String>,
     /// The engine's unit.
     pub engine: Option<UnitStatus>,
+    /// True when the engine's supervisor says that its rank waits for the others.
+    #[serde(default)]
+    pub waits_for_ranks: bool,
     /// Managed files that are not as the generation placed them.
     pub drift: Vec<String>,
     /// Public key with which a worker asks the head.
@@ -106,6 +109,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         releases: known_releases(paths, &all)?,
         damaged_releases: releases::damaged(paths),
         engine: units.status(ENGINE_UNIT).ok(),
+        waits_for_ranks: waits_for_ranks(paths),
         drift,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),
@@ -125,6 +129,14 @@ fn known_releases(paths: &HostPaths, all: &[txns::Txn]) -> Result<Vec<Release>, 
     }
     releases.sort_by_key(|r| r.number);
     Ok(releases)
+}
+
+/// The phase in the state file of the engine's supervisor (`engine::state`) that means: at the rendezvous.
+pub const WAITS: &str = "WAIT_PEER";
+
+fn waits_for_ranks(paths: &HostPaths) -> bool {
+    let read = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(paths.run.join("engine.json")).ok()?).ok();
+    read().is_some_and(|state| state["phase"] == WAITS)
 }
 
 fn damaged(paths: &HostPaths, txn: &txns::Txn) -> Option<DamagedTxn> {

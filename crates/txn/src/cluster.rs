@@ -149,6 +149,8 @@ impl Driver<'_> {
         if goal.restarts_engine() {
             self.each(&all, &Order::Gate { scope: GateScope::Node })?;
             self.one_by_one(&heads, &Order::Gate { scope: GateScope::Cluster })?;
+            // Now that the head serves: with these ranks, or with others that were left?
+            self.each(&workers, &Order::Gate { scope: GateScope::Cluster })?;
         }
         // Workers first: once the head has voted, only its own commit is missing.
         self.each(&workers, &Order::Vote)?;
