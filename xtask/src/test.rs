@@ -15,6 +15,8 @@ pub struct Args {
     /// Leave out what needs the lab.
     #[arg(long)]
     no_lab: bool,
+    #[command(flatten)]
+    claim: rehearse::Claim,
 }
 
 type Check = fn(&Shell) -> miette::Result<()>;
@@ -41,6 +43,9 @@ const LAB_CHECKS: &[(&str, Check)] = &[
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let sh = Shell::new().into_diagnostic()?;
     sh.change_dir(workspace());
+    if !args.no_lab {
+        args.claim.take("cargo xtask test")?;
+    }
     packages::ensure(&sh)?;
     let lab = if args.no_lab { &[] } else { LAB_CHECKS };
     let mut failed = Vec::new();
