@@ -193,7 +193,7 @@ impl<'a> Flow<'a> {
         let patience = Duration::from_secs(first.spec.confirm_secs + PATIENCE_SECS);
         let members: Vec<Member> = self.nodes.iter().map(|n| n.member.clone()).collect();
         let mut link = SshLink::new(&self.nodes, &txn, self.observer, patience);
-        let outcome = drive(&mut link, &members, self.options.goal);
+        let outcome = drive(&mut link, &members, self.options.goal, ranks::stops(&facts));
         drop(link);
         let outcome = self.together(outcome);
         Ok(self.timed(Verdict::of(&self.subject, txn, number, outcome)))

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use sparklane_host::serve::Line;
 use sparklane_lane::generation::GateScope;
 use sparklane_lane::{NodeName, TxnId};
-use sparklane_txn::{Link, Order, Reply};
+use sparklane_txn::plan::ENGINE_UNIT;
+use sparklane_txn::{Link, Order, Reply, Step};
 
 use crate::node::NodeHandle;
 use crate::progress::Observer;
@@ -55,9 +56,17 @@ impl<'a> SshLink<'a> {
     }
 
     fn one(&self, node: &NodeName, order: &Order) -> Result<Reply, String> {
+        self.heard(node, order, &|_| {})
+    }
+
+    /// As [`SshLink::one`]; `hear` gets what the node says meanwhile.
+    fn heard(&self, node: &NodeName, order: &Order, hear: &dyn Fn(&str)) -> Result<Reply, String> {
         let Some(talk) = self.talks.get(node) else { return Err("is not part of the transaction".into()) };
         let mut talk = talk.lock().map_err(|_| "its connection is broken".to_owned())?;
-        talk.order(order, &|text| self.observer.event(Some(node.as_str()), text))
+        talk.order(order, &|text| {
+            hear(text);
+            self.observer.event(Some(node.as_str()), text);
+        })
     }
 
     /// Cuts short what a node waits for, over a connection of its own.
@@ -171,6 +180,33 @@ impl Link for SshLink<'_> {
             };
             let threads: Vec<_> = nodes.iter().map(ask).collect();
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("its thread died".into()))).collect()
+        })
+    }
+
+    /// A node says what it does once the record of it is durable: when the head says that it stops its engine, it has
+    /// begun.
+    fn order_behind(&mut self, first: &NodeName, others: &[NodeName], order: &Order) -> Vec<Result<Reply, String>> {
+        let link = &*self;
+        let stop = Step::StopUnit { unit: ENGINE_UNIT.into(), was_active: true }.describe();
+        let (begun, begins) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let head = scope.spawn(move || {
+                let answer = link.heard(first, order, &|text| {
+                    if text == stop {
+                        let _heard = begun.send(());
+                    }
+                });
+                // It may have had nothing to stop.
+                if answer.as_ref().is_ok_and(|r| r.done) {
+                    let _heard = begun.send(());
+                }
+                answer
+            });
+            // An error: the head ended without having begun.
+            let go = begins.recv().is_ok();
+            let answers: Vec<_> = others.iter().filter(|_| go).map(|node| link.one(node, order)).collect();
+            let first = head.join().unwrap_or_else(|_| Err("its thread died".into()));
+            std::iter::once(first).chain(answers).collect()
         })
     }
 

@@ -4,9 +4,10 @@
 use std::time::{Duration, Instant};
 
 use sparklane_host::status::NodeStatus;
-use sparklane_txn::cluster::{NodeEnd, Outcome};
+use sparklane_txn::cluster::{NodeEnd, Outcome, Stops};
 
 use super::Flow;
+use crate::plan::NodeFacts;
 
 /// How long a worker may take to join the head that serves; a head that lost its ranks starts anew meanwhile.
 const JOIN_WAIT: Duration = Duration::from_secs(15);
@@ -30,6 +31,19 @@ impl Flow<'_> {
             std::thread::sleep(AGAIN);
         }
     }
+}
+
+/// How the engines that run now are stopped: one that finishes its requests needs its workers until then.
+pub(super) fn stops(facts: &[NodeFacts]) -> Stops {
+    let old = || facts.iter().filter_map(|f| f.status.generation.as_ref());
+    if old().any(|g| drains(&g.engine.argv)) { Stops::InTurn } else { Stops::Overlapping }
+}
+
+fn drains(argv: &[String]) -> bool {
+    const FLAG: &str = "--shutdown-timeout";
+    let after = argv.iter().skip_while(|a| *a != FLAG).nth(1);
+    let joined = argv.iter().find_map(|a| a.strip_prefix(FLAG)?.strip_prefix('='));
+    after.map(String::as_str).or(joined).is_some_and(|secs| secs != "0")
 }
 
 /// Per node by rank: it waits for ranks while its head's engine is up.
@@ -67,6 +81,16 @@ mod tests {
             text: String::new(),
         };
         Some(NodeStatus { engine: Some(engine), waits_for_ranks, ..NodeStatus::default() })
+    }
+
+    #[test]
+    fn an_engine_that_drains_is_known_by_its_flag() {
+        let argv = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
+        assert!(drains(&argv(&["vllm", "serve", "--shutdown-timeout", "30", "--x"])));
+        assert!(drains(&argv(&["vllm", "serve", "--shutdown-timeout=30"])));
+        for cut in [&["vllm", "serve"][..], &["vllm", "--shutdown-timeout", "0"], &["vllm", "--shutdown-timeout=0"]] {
+            assert!(!drains(&argv(cut)), "{cut:?}");
+        }
     }
 
     #[test]
