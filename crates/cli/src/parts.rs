@@ -67,17 +67,25 @@ impl Gates for EngineGates {
         interrupted: &dyn Fn() -> Option<String>,
         progress: &dyn Fn(String),
     ) -> Result<(), Fault> {
-        let ready = Gate {
-            name: "ready".into(),
-            scope: GateScope::Node,
-            budget_secs: generation.budgets.start_secs,
-            interval_secs: 0,
-            kind: GateKind::Unit { unit: ENGINE_UNIT.into() },
-        };
-        let own = generation.gates.iter().filter(|g| g.scope == scope);
-        let first = (scope == GateScope::Node).then_some(&ready);
-        let ranks = (scope == GateScope::Cluster).then(|| ranks::gate(generation.role, ENGINE_UNIT)).flatten();
-        first.into_iter().chain(own).chain(&ranks).try_for_each(|gate| one(generation, gate, interrupted, progress))
+        gates(generation, scope).iter().try_for_each(|gate| one(generation, gate, interrupted, progress))
+    }
+}
+
+/// What a node waits for. The cluster's gates ask the API, which the head alone has.
+fn gates(generation: &Generation, scope: GateScope) -> Vec<Gate> {
+    let own = || generation.gates.iter().filter(|g| g.scope == scope).cloned();
+    match scope {
+        GateScope::Node => {
+            let ready = Gate {
+                name: "ready".into(),
+                scope,
+                budget_secs: generation.budgets.start_secs,
+                interval_secs: 0,
+                kind: GateKind::Unit { unit: ENGINE_UNIT.into() },
+            };
+            std::iter::once(ready).chain(own()).collect()
+        }
+        GateScope::Cluster => ranks::gate(generation.role, ENGINE_UNIT).map_or_else(|| own().collect(), |g| vec![g]),
     }
 }
 
@@ -120,6 +128,30 @@ fn one(
 mod tests {
     use sparklane_engine::Phase;
     use sparklane_host::status::WAITS;
+    use sparklane_lane::Role;
+
+    use super::*;
+
+    #[test]
+    fn the_head_asks_its_api_and_a_worker_its_own_rank() {
+        let text = include_str!("../../../tests/fixtures/engine/generation.json");
+        let mut generation: Generation = serde_json::from_str(text).unwrap();
+        generation.gates = vec![Gate {
+            name: "api".into(),
+            scope: GateScope::Cluster,
+            budget_secs: 1,
+            interval_secs: 0,
+            kind: GateKind::Http { url: "http://127.0.0.1:1/".into(), status: 200 },
+        }];
+        let names = |generation: &Generation, scope| -> Vec<String> {
+            gates(generation, scope).into_iter().map(|g| g.name).collect()
+        };
+        generation.role = Role::Worker;
+        assert_eq!(names(&generation, GateScope::Cluster), ["ranks"]);
+        assert_eq!(names(&generation, GateScope::Node).first().map(String::as_str), Some("ready"));
+        generation.role = Role::Head;
+        assert_eq!(names(&generation, GateScope::Cluster), ["api"]);
+    }
 
     #[test]
     fn a_node_reads_the_phase_that_its_supervisor_writes() {
