@@ -13,6 +13,8 @@ use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Su
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
 
+use crate::say;
+
 /// Which cluster, and how its nodes are reached.
 #[derive(Debug, Clone, Args)]
 pub struct Reach {
@@ -323,7 +325,7 @@ pub fn status(args: StatusArgs) -> miette::Result<ExitCode> {
             }
             Err(error) => failed((reach.json, begin), &reach.about(), &error),
         };
-        if !args.watch {
+        if !args.watch || say::unread() {
             return Ok(code);
         }
         std::thread::sleep(std::time::Duration::from_secs(2));

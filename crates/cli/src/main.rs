@@ -1,5 +1,8 @@
 //! The `sparklane` command: a thin clap layer over the crates, dispatched by argv[0] for the flake's apps.
 
+#[macro_use]
+mod say;
+
 mod build;
 mod deploy;
 mod deploy_rs;

@@ -16,6 +16,8 @@ pub fn start_log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // What it says about a closed stderr goes there too, and would end the program.
+    let builder = builder.log_internal_errors(false);
     match format {
         LogFormat::Text => builder.without_time().init(),
         LogFormat::Json => builder.json().init(),

@@ -157,3 +157,24 @@ fn names_that_the_flake_has_not_are_usage_in_every_command() {
     assert_eq!(lane(&["show", "lab-a", "--cluster", "lab"]).0, 0);
     assert!(lane(&["show", "lab-x", "--json"]).1.contains(r#""verdict":"usage""#));
 }
+
+#[test]
+fn a_reader_that_goes_away_changes_nothing() {
+    let nodes = Nodes::new(|_, _| {});
+    let data = nodes.dir.join("lanes.json");
+    let run = |args: &[&str]| {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("sparklane"));
+        command.args(args).env("PATH", format!("{}/bin:/usr/bin:/bin", nodes.dir)).env("NODES", &nodes.dir);
+        // Pipes whose reading ends are gone: every write fails.
+        let (out, err) = (std::io::pipe().unwrap().1, std::io::pipe().unwrap().1);
+        let mut child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn().unwrap();
+        child.wait().unwrap().code()
+    };
+    let share = ["--cluster", "lab", "--share", nodes.dir.as_str()];
+    assert_eq!(run(&["lane", "show", "lab-a", "--cluster", "lab", "--json", "--data", data.as_str()]), Some(0));
+    assert_eq!(run(&[&["status"], &share[..]].concat()), Some(0));
+    // Would ask for ever.
+    assert_eq!(run(&[&["status", "--watch"], &share[..]].concat()), Some(0));
+    assert_eq!(run(&[&["rollback", "--to", "1"], &share[..]].concat()), Some(1));
+    assert_eq!(run(&[&["deploy", "lab-x"], &share[..]].concat()), Some(2));
+}
