@@ -6,12 +6,14 @@ use std::time::Instant;
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::cancel;
 use sparklane_deploy::flow::Reports;
 use sparklane_deploy::flow::images::ImageOptions;
 use sparklane_deploy::progress::{self, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Subject, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::say;
 
@@ -244,7 +246,35 @@ pub fn rollback(args: RollbackArgs) -> miette::Result<ExitCode> {
     Ok(go(&args.reach, &args.how, &args.to.unwrap_or(Target::Release(None))))
 }
 
+/// Ctrl-C once: the nodes go back now. Twice: this program ends, and they go back at their deadline.
+fn watch_interrupts() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if cancel::ask() {
+                    eprintln!("left: a transaction that is under way ends at its deadline; look: sparklane status");
+                    std::process::exit(130);
+                }
+                eprintln!("interrupted: ending at the next safe point; once more leaves the nodes to their deadline");
+            }
+        });
+    });
+    Ok(())
+}
+
 fn go(reach: &Reach, how: &How, target: &Target) -> ExitCode {
+    if let Err(error) = watch_interrupts() {
+        tracing::warn!(%error, "an interrupt will end this program at once");
+    }
     let begin = Instant::now();
     let mut about = Subject::default();
     let run = |about: &mut Subject| -> Result<Verdict, DeployError> {

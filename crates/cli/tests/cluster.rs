@@ -16,7 +16,7 @@ const SSH: &str = r#"#!/bin/sh
 host=; for word; do last=$word; case "$before" in --) host=$word ;; esac; before=$word; done
 echo "$host $last" >> "$NODES/log"
 case "$last" in
-*"node status") cat "$NODES/$host.json" ;;
+*"node status") sleep ${SLOW:-0}; cat "$NODES/$host.json" ;;
 *generation.json) cat "$NODES/$host.generation" ;;
 *) echo 'Cannot connect to the Docker daemon' >&2; exit 1 ;;
 esac
@@ -177,4 +177,23 @@ fn a_reader_that_goes_away_changes_nothing() {
     assert_eq!(run(&[&["status", "--watch"], &share[..]].concat()), Some(0));
     assert_eq!(run(&[&["rollback", "--to", "1"], &share[..]].concat()), Some(1));
     assert_eq!(run(&[&["deploy", "lab-x"], &share[..]].concat()), Some(2));
+}
+
+#[test]
+fn an_interrupt_before_anything_is_staged_ends_with_nothing_changed() {
+    let nodes = Nodes::new(|_, _| {});
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("sparklane"));
+    command.args(["rollback", "--to", "1", "--cluster", "lab", "--json", "--share", nodes.dir.as_str()]);
+    command.env("PATH", format!("{}/bin:/usr/bin:/bin", nodes.dir)).env("NODES", &nodes.dir).env("SLOW", "2");
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while !nodes.dir.join("log").exists() {
+        std::thread::yield_now();
+    }
+    let signal = |name: &str| Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(signal("-INT").success());
+    let output = child.wait_with_output().unwrap();
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert_eq!((output.status.code(), &object["verdict"]), (Some(1), &json!("refused")), "{object:#}");
+    assert!(object["why"].as_str().unwrap().contains("interrupted"), "{object:#}");
+    assert!(!std::fs::read_to_string(nodes.dir.join("log")).unwrap().contains("node stage"));
 }

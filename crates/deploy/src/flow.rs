@@ -19,7 +19,7 @@ use crate::site::Site;
 use crate::ssh::{self, Remote};
 use crate::survey::{ClusterStatus, NodeRow};
 use crate::verdict::{Subject, Verdict, VerdictKind};
-use crate::{nix, ssh::control_dir};
+use crate::{cancel, nix, ssh::control_dir};
 
 pub mod images;
 mod ranks;
@@ -182,10 +182,12 @@ impl<'a> Flow<'a> {
             let checked = self.check_only(&requests)?;
             return Ok(self.timed(checked));
         }
+        cancel::check()?;
         let brought = self.stage_images(&facts).and_then(|()| self.stage_weights(&facts));
         brought.map_err(|error| busy_rather(&facts, error))?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
+        cancel::check()?;
         self.subject.txn = Some(txn.clone());
         if let Some(refused) = self.stage_all(&requests)? {
             return Ok(self.timed(refused));

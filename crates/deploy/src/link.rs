@@ -15,11 +15,14 @@ use sparklane_lane::{NodeName, TxnId};
 use sparklane_txn::plan::ENGINE_UNIT;
 use sparklane_txn::{Link, Order, Reply, Step};
 
+use crate::cancel;
 use crate::node::NodeHandle;
 use crate::progress::Observer;
 
 /// Silence after which a connection counts as dead; the node says something every 3 s.
 const SILENCE: Duration = Duration::from_secs(12);
+/// How often a wait for a node looks whether the operator still wants it.
+const LISTEN: Duration = Duration::from_millis(250);
 /// How long an order tries new connections.
 const RECONNECT: Duration = Duration::from_secs(15);
 
@@ -89,7 +92,7 @@ impl Talk<'_> {
                 Ok(reply) => return Ok(reply),
                 Err(why) => {
                     self.close();
-                    if Instant::now() >= until {
+                    if Instant::now() >= until || cancel::stops(order) {
                         return Err(why);
                     }
                     say(&format!("connection: {why}; again"));
@@ -107,12 +110,22 @@ impl Talk<'_> {
         let mut bytes = serde_json::to_vec(order).map_err(|e| e.to_string())?;
         bytes.push(b'\n');
         open.stdin.write_all(&bytes).and_then(|()| open.stdin.flush()).map_err(|e| format!("cannot send: {e}"))?;
+        let mut silent_at = Instant::now() + SILENCE;
         loop {
-            match open.lines.recv_timeout(SILENCE) {
+            if cancel::stops(order) {
+                return Err(cancel::WHY.to_owned());
+            }
+            let line = open.lines.recv_timeout(LISTEN);
+            if line.is_ok() {
+                silent_at = Instant::now() + SILENCE;
+            }
+            match line {
                 Ok(Line::Reply(reply)) => return Ok(reply),
                 Ok(Line::Event(text)) if text.is_empty() => {}
                 Ok(Line::Event(text)) => say(&text),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < silent_at => {}
                 Err(RecvTimeoutError::Timeout) => return Err(format!("silent for {} s", SILENCE.as_secs())),
+                Err(RecvTimeoutError::Disconnected) if cancel::stops(order) => return Err(cancel::WHY.to_owned()),
                 Err(RecvTimeoutError::Disconnected) => return Err("closed by the node".into()),
             }
         }
