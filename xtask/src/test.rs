@@ -18,6 +18,8 @@ pub struct Args {
     /// Only try an image of ours with podman, runc, skopeo and umoci, which it installs.
     #[arg(long, conflicts_with = "no_lab")]
     consumers: bool,
+    #[command(flatten)]
+    claim: rehearse::Claim,
 }
 
 type Check = fn(&Shell) -> miette::Result<()>;
@@ -48,6 +50,9 @@ const LAB_CHECKS: &[(&str, Check)] = &[
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let sh = Shell::new().into_diagnostic()?;
     sh.change_dir(workspace());
+    if !args.no_lab && !args.consumers {
+        args.claim.take("cargo xtask test")?;
+    }
     packages::ensure(&sh)?;
     if args.consumers {
         return consumers(&sh).map(|()| ExitCode::SUCCESS);

@@ -63,6 +63,10 @@ fn ray_runs_in_an_arm_image_that_was_made_on_another_processor() {
     let root = dir.join("root");
     unpack(&[&base.layout, &Layout::open(&out).unwrap()], built["manifest"].as_str().unwrap(), &root);
     std::fs::copy("/usr/bin/qemu-aarch64-static", root.join("qemu")).unwrap();
+    std::fs::create_dir_all(root.join("dev")).unwrap();
+    for (device, minor) in [("null", "3"), ("urandom", "9")] {
+        python::run(Command::new("mknod").args([root.join("dev").join(device).as_str(), "c", "1", minor]));
+    }
     let program = "import ray, grpc, pydantic_core, aiohttp, cryptography, platform, importlib.metadata as m; \
                    print(platform.machine(), ray.__version__, len(list(m.distributions())))";
     let said = |program: &str| {
