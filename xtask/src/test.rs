@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use miette::IntoDiagnostic;
 use xshell::{Shell, cmd};
 
-use crate::{cache, packages, prebuilt, rehearse, workspace};
+use crate::{cache, hf_client, packages, prebuilt, rehearse, workspace};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -24,6 +24,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("lints", |sh| cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").run().into_diagnostic()),
     ("dependencies", dependencies),
     ("unit tests", |sh| cmd!(sh, "cargo test --workspace --locked").run().into_diagnostic()),
+    ("the hub's own client", hf_client::check),
 ];
 
 const LAB_CHECKS: &[(&str, Check)] = &[
