@@ -24,7 +24,7 @@ use crate::{nix, ssh::control_dir};
 pub mod images;
 pub mod requests;
 mod staging;
-mod weights;
+pub mod weights;
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -438,7 +438,11 @@ pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, Dep
     match bad.len() {
         0 => Ok(good),
         1 => Err(bad.remove(0)),
-        _ => Err(DeployError::Refused(bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))),
+        _ => {
+            let why = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            let begun = bad.iter().any(|e| matches!(e, DeployError::Failed(_)));
+            Err(if begun { DeployError::Failed(why) } else { DeployError::Refused(why) })
+        }
     }
 }
 

@@ -31,6 +31,20 @@ pub struct TxnStatus {
     pub torn: bool,
 }
 
+/// The weights of a node's generation, as far as the node can prove them without reading them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WeightsStatus {
+    /// The hub's id.
+    pub model: String,
+    /// Id of the manifest.
+    pub manifest: String,
+    /// `proved`, `unproved`, `partial`, `absent` or `unknown`.
+    pub state: String,
+    /// What keeps them from being proved.
+    pub why: Option<String>,
+}
+
 /// A node's state. The default is that of a node which sparklane never touched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -58,6 +72,9 @@ pub struct NodeStatus {
     pub damaged_releases: Vec<String>,
     /// The engine's unit.
     pub engine: Option<UnitStatus>,
+    /// The generation's weights; `None` when it has none, or an older tool answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightsStatus>,
     /// Managed files that are not as the generation placed them.
     pub drift: Vec<String>,
     /// Public key with which a worker asks the head.
@@ -90,6 +107,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         releases: known_releases(paths, &all)?,
         damaged_releases: releases::damaged(paths),
         engine: units.status(ENGINE_UNIT).ok(),
+        weights: None,
         drift,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),

@@ -17,3 +17,4 @@ mod network;
 mod operators;
 mod preflight;
 mod switch;
+mod weights;
