@@ -25,6 +25,11 @@ const CHECKS: &[(&str, Check)] = &[
     ("dependencies", dependencies),
     ("unit tests", |sh| cmd!(sh, "cargo test --workspace --locked").run().into_diagnostic()),
     ("the hub's own client", hf_client::check),
+    ("a large file", |sh| {
+        cmd!(sh, "cargo test --package sparklane-weights --locked --test large -- --ignored six_gigabytes")
+            .run()
+            .into_diagnostic()
+    }),
 ];
 
 const LAB_CHECKS: &[(&str, Check)] = &[

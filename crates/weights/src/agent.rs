@@ -92,6 +92,9 @@ pub enum Event {
         done: u64,
         /// Bytes in all.
         total: u64,
+        /// Bytes that arrived in this run.
+        #[serde(default)]
+        fetched: u64,
         /// Files that are complete.
         files: u64,
         /// Bytes per second lately.
@@ -270,7 +273,7 @@ pub fn tell(progress: &Progress, set: &BlobSet, ended: &AtomicBool, say: &Say<'_
         (last, at) = (fetched, Instant::now());
         let (done, files) = (progress.done.load(Ordering::Relaxed), progress.files.load(Ordering::Relaxed));
         let (rate, open) = (u64::try_from(rate).unwrap_or(u64::MAX), progress.on_their_way(set));
-        say(&Event::Progress { done, total: set.bytes(), files, rate, open });
+        say(&Event::Progress { done, total: set.bytes(), fetched, files, rate, open });
     }
 }
 

@@ -216,6 +216,13 @@ fn bytes_of(receipt: &Value, way: &str) -> u64 {
     ways.iter().find(|w| w["name"] == way).and_then(|w| w["bytes"].as_u64()).unwrap()
 }
 
+/// What a slow connection holds at the end is asked for on another, too; more comes no second time.
+#[track_caller]
+fn fetched_once(receipt: &Value, bytes: u64) {
+    let fetched = receipt["fetched"].as_u64().unwrap();
+    assert!((bytes..bytes + 16 * MIB as u64).contains(&fetched), "{bytes}: {receipt:#}");
+}
+
 #[test]
 #[ignore = "needs the lab"]
 fn a_lane_whose_weights_no_node_has_is_fetched_once_sent_over_both_rails_and_only_then_switched_to() {
@@ -374,7 +381,7 @@ fn a_receiver_that_is_killed_and_a_node_without_power_go_on_where_they_were() {
     let got = receipt(&said, "worker");
     // Small files that no record speaks of yet are read again, not fetched.
     assert!(got["had"].as_u64().unwrap() >= had, "{had}: {got:#}");
-    assert_eq!(got["fetched"], all - got["had"].as_u64().unwrap(), "{got:#}");
+    fetched_once(got, all - got["had"].as_u64().unwrap());
     assert!(got["firstByteMillis"].as_u64().unwrap() < 2000, "{got:#}");
     model.exact(&rig, "worker");
 
@@ -519,7 +526,7 @@ fn two_receivers_are_served_at_once_and_a_stranger_is_not() {
     let said = client.wait();
     for (node, machine) in [("worker", "worker"), ("third", "control")] {
         let got = receipt(&said, node);
-        assert_eq!(got["fetched"], model.manifest.bytes(), "{got:#}");
+        fetched_once(got, model.manifest.bytes());
         assert!(bytes_of(got, "rail1") > 0 && bytes_of(got, "rail2") > 0, "{got:#}");
         model.exact(&rig, machine);
     }
