@@ -10,6 +10,8 @@ const MORE: &[Program] = &[
     // Real peers of the registry client and server.
     Program { name: "skopeo", package: "skopeo" },
     Program { name: "docker-registry", package: "docker-registry" },
+    // Fetches and resolves wheels.
+    Program { name: "pip3", package: "python3-pip" },
     // Tests of the shipped lanes evaluate them.
     Program { name: "nix-instantiate", package: "nix-bin" },
     // The hub's own client runs in an environment of its own.

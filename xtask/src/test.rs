@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use miette::IntoDiagnostic;
 use xshell::{Shell, cmd};
 
-use crate::{cache, hf_client, packages, prebuilt, rehearse, workspace};
+use crate::{cache, hf_client, packages, prebuilt, rehearse, wheelhouse, workspace};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -35,6 +35,13 @@ const CHECKS: &[(&str, Check)] = &[
 const LAB_CHECKS: &[(&str, Check)] = &[
     ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
     ("stock deploy-rs", stock_deploy_rs),
+    ("wheels", |sh| {
+        sh.set_var("SPARKLANE_WHEELS", wheelhouse::folder());
+        wheelhouse::locks()?.iter().try_for_each(|lock| wheelhouse::fill(lock, &wheelhouse::folder()))
+    }),
+    ("layer of Ray", |sh| {
+        cmd!(sh, "cargo test --package sparklane-oci --test ray_layer --locked -- --ignored").run().into_diagnostic()
+    }),
     ("flake check", flake_check),
     ("lab tests", |sh| {
         cmd!(sh, "cargo test --package sparklane-lab --locked --no-fail-fast -- --ignored --test-threads=1")

@@ -11,18 +11,18 @@ use sparklane_oci::{Config, Digest, Layout, Manifest, fetch, media};
 
 use crate::support::{NODES, Rig, Said, TOOL, workspace};
 
-const PORT: u16 = 5055;
+pub const PORT: u16 = 5055;
 const LANES: [&str; 2] = ["lab-img-a", "lab-img-b"];
 
 /// Debian's docker-registry on this host, with what it says of its visitors.
-struct Registry {
+pub struct Registry {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
     _dir: tempfile::TempDir,
 }
 
 impl Registry {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (file, root) = (dir.path().join("reg.yml"), dir.path().join("data"));
         let text = format!(
@@ -46,7 +46,7 @@ impl Registry {
     }
 
     /// How many blobs an address has fetched.
-    fn blobs_fetched_by(&self, address: &str) -> usize {
+    pub fn blobs_fetched_by(&self, address: &str) -> usize {
         let fetched =
             |line: &&String| line.starts_with(address) && line.contains("GET /v2/") && line.contains("/blobs/");
         self.log.lock().unwrap().iter().filter(fetched).count()
@@ -120,15 +120,15 @@ fn publish(rig: &Rig) -> Vec<Made> {
     made
 }
 
-fn deploy(rig: &Rig, lane: &str, more: &[&str]) -> Said {
+pub fn deploy(rig: &Rig, lane: &str, more: &[&str]) -> Said {
     let plain = format!("{HOST_ADDRESS}:{PORT}");
     rig.app(&[&["deploy", lane, "--plain-http", &plain][..], more].concat())
 }
 
-const SLOWLY: [&str; 2] = ["--while-serving", "200M"];
+pub const SLOWLY: [&str; 2] = ["--while-serving", "200M"];
 
 /// What docker says that the engine's container runs.
-fn running(rig: &Rig, node: &str) -> String {
+pub fn running(rig: &Rig, node: &str) -> String {
     rig.sh(node, "docker inspect --format '{{.Image}}' $(docker ps -q)").trim().to_owned()
 }
 
@@ -138,7 +138,7 @@ fn diff_ids(rig: &Rig, node: &str, image: &str) -> Vec<String> {
 }
 
 /// No image of these lanes is left on a node of an earlier run.
-fn forget(rig: &Rig, node: &str) {
+pub fn forget(rig: &Rig, node: &str) {
     let script = "docker image ls -q 127.0.0.1:5177/sparklane/image | xargs -r docker image rm -f; \
                   rm -rf /var/lib/sparklane/images";
     rig.sh(node, script);

@@ -409,7 +409,10 @@ impl Rig {
 
 /// Builds the apps of the control machine's flake.
 pub fn apps(lab: &Lab) -> String {
-    let flake = ["--offline", "--no-write-lock-file", "--override-input", "prebuilt", "path:/root/prebuilt"];
+    let mut flake = vec!["--offline", "--no-write-lock-file", "--override-input", "prebuilt", "path:/root/prebuilt"];
+    if lab.root("control").join("root/wheelhouse").exists() {
+        flake.extend(["--override-input", "wheelhouse", "path:/root/wheelhouse"]);
+    }
     let with = |words: &[&'static str], more: &[&'static str]| [&FEATURES[..], words, &flake, more].concat();
     lab.check("control", &with(&["run"], &["path:/root/sparklane#status", "--", "--help"])).unwrap();
     let program = "path:/root/sparklane#apps.x86_64-linux.deploy.program";

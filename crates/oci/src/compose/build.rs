@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::binaries::{Binaries, collect};
 use super::config::{Added, check_count, documents};
 use super::edits::Parts;
-use super::spec::{Base, Layer, Spec};
+use super::spec::{Base, Expected, Layer, Spec};
 use super::{edits, explain, files, upgrade};
 use crate::base::{Overlay, TreeIndex};
 use crate::digest::Digest;
@@ -77,6 +77,19 @@ pub struct Built {
     pub unproved: Vec<String>,
     /// What people should know.
     pub warnings: Vec<String>,
+}
+
+impl Built {
+    /// What a later build must come to, and enough to say what moved when it does not.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        Expected {
+            manifest: self.manifest.clone(),
+            config: Some(self.config.clone()),
+            layers: Some(self.layers.iter().map(|l| l.digest.clone()).collect()),
+            keys: Some(self.keys.clone()),
+        }
+    }
 }
 
 /// Builds an image into `out`, which must not exist.
