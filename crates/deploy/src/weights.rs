@@ -124,8 +124,13 @@ pub fn send(
         let died = || Err(DeployError::Refused("a receiver's thread died".into()));
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| died())).collect()
     });
+    let lost = sender.lost();
     sender.end();
-    crate::flow::all(outcomes)
+    crate::flow::all(outcomes).map_err(|error| match lost {
+        // The cause of what the receivers saw.
+        Some(why) => error.because(&why),
+        None => error,
+    })
 }
 
 /// The rails that both ends have, as a receiver takes them: `NAME=SOURCE[%DEVICE]=PEER:PORT`.
@@ -216,6 +221,12 @@ impl Running {
     /// What it says next; `None` when it has ended, or says nothing for so long.
     pub(crate) fn next(&self, patience: Duration) -> Option<Event> {
         self.events.recv_timeout(patience).ok()
+    }
+
+    /// What became of a sender that should still run.
+    fn lost(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten().filter(|status| !status.success())?;
+        Some(format!("{}: the sender ended before its receivers were done ({status})", self.name))
     }
 
     /// Ends it, if it has not ended.
