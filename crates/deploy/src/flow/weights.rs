@@ -1,6 +1,8 @@
 //! Weights before a switch: who has them sends them to who lacks them, while what serves goes on serving.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
@@ -18,6 +20,9 @@ use crate::weights::{End, EndRail, SendOptions, send};
 
 /// Longest reading of every byte of a model: one disk at 100 MB/s has 360 GB in it.
 const DEEP: Duration = Duration::from_secs(3600);
+
+/// Time between two words about a transfer.
+const TELL: Duration = Duration::from_secs(4);
 
 /// What a node says of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,11 +157,11 @@ impl Flow<'_> {
         let rate = self.options.images.while_serving;
         let options = SendOptions { while_serving: true, rate, ..SendOptions::default() };
         self.observer.event(Some(holder.member.node.as_str()), &format!("send weights of {}", manifest.model));
+        let lately = Mutex::new(BTreeMap::new());
         let receipts = send(&manifest, &from, &to, &options, &|node, event| match event {
             Event::Note(note) => self.observer.event(Some(node), note),
-            Event::Progress { done, total, .. } => {
-                let percent = done.saturating_mul(100).checked_div(*total).unwrap_or(100);
-                self.observer.event(Some(node), &format!("weights: {percent}%"));
+            Event::Progress { done, total, rate, .. } if is_due(&lately, node, Instant::now()) => {
+                self.observer.event(Some(node), &progress_text(*done, *total, *rate));
             }
             _ => {}
         })?;
@@ -166,6 +171,23 @@ impl Flow<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a node's progress is to be told again, and then notes that it was.
+fn is_due(lately: &Mutex<BTreeMap<String, Instant>>, node: &str, now: Instant) -> bool {
+    let mut lately = lately.lock().unwrap_or_else(PoisonError::into_inner);
+    let due = lately.get(node).is_none_or(|at| now.saturating_duration_since(*at) >= TELL);
+    if due {
+        lately.insert(node.to_owned(), now);
+    }
+    due
+}
+
+/// `weights: 45 %, 4800 MB/s, 19 s left`.
+fn progress_text(done: u64, total: u64, rate: u64) -> String {
+    let percent = done.saturating_mul(100).checked_div(total).unwrap_or(100);
+    let left = total.saturating_sub(done).checked_div(rate).map_or_else(String::new, |secs| format!(", {secs} s left"));
+    format!("weights: {percent} %, {} MB/s{left}", rate / 1_000_000)
 }
 
 fn has(node: &NodeHandle, fact: &NodeFacts, store: &Utf8Path) -> Result<Has, DeployError> {
@@ -194,6 +216,16 @@ fn nobody_has(model: &str, revision: &str, states: &[Has]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn progress_is_told_now_and_then_with_rate_and_time_left() {
+        let (lately, start) = (Mutex::default(), Instant::now());
+        assert!(is_due(&lately, "worker", start) && !is_due(&lately, "worker", start + TELL / 2));
+        assert!(is_due(&lately, "third", start) && is_due(&lately, "worker", start + TELL));
+        let text = progress_text(45_000_000_000, 100_000_000_000, 5_000_000_000);
+        assert_eq!(text, "weights: 45 %, 5000 MB/s, 11 s left");
+        assert_eq!(progress_text(0, 0, 0), "weights: 100 %, 0 MB/s");
+    }
 
     #[test]
     fn what_a_node_says_is_read_and_nobody_having_it_names_the_way_out() {
