@@ -19,6 +19,8 @@ const MORE: &[Program] = &[
     },
     // Tests of the shipped lanes evaluate them.
     Program { name: "nix-instantiate", package: "nix-bin" },
+    // The hub's own client runs in an environment of its own.
+    Program { name: "python3", package: "python3-venv" },
     // Static programs for the other architecture are run once after their build.
     Program { name: "qemu-aarch64-static", package: "qemu-user-static" },
 ];

@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use miette::IntoDiagnostic;
 use xshell::{Shell, cmd};
 
-use crate::{cache, packages, prebuilt, rehearse, wheelhouse, workspace};
+use crate::{cache, hf_client, packages, prebuilt, rehearse, wheelhouse, workspace};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -29,6 +29,12 @@ const CHECKS: &[(&str, Check)] = &[
     ("lints", |sh| cmd!(sh, "cargo clippy --workspace --all-targets --locked -- -D warnings").run().into_diagnostic()),
     ("dependencies", dependencies),
     ("unit tests", |sh| cmd!(sh, "cargo test --workspace --locked").run().into_diagnostic()),
+    ("the hub's own client", hf_client::check),
+    ("a large file", |sh| {
+        cmd!(sh, "cargo test --package sparklane-weights --locked --test large -- --ignored six_gigabytes")
+            .run()
+            .into_diagnostic()
+    }),
 ];
 
 const LAB_CHECKS: &[(&str, Check)] = &[

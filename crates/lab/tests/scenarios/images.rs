@@ -197,6 +197,7 @@ fn a_lane_whose_image_no_node_has_is_staged_with_serving_untouched() {
     assert_eq!(rig.sh("head", "systemctl show -p MainPID --value sparklane-engine"), serving);
     assert_eq!(rig.one_release("lab-a"), before);
 
+    let before_rails = rig.rails_carried("worker");
     let said = deploy(&rig, LANES[0], &SLOWLY);
     said.is(0, "committed");
     rig.one_release(LANES[0]);
@@ -206,6 +207,10 @@ fn a_lane_whose_image_no_node_has_is_staged_with_serving_untouched() {
     }
     assert_eq!(registry.blobs_fetched_by("10.77.0.10"), 3, "config and two layers");
     assert_eq!(registry.blobs_fetched_by("10.77.0.11"), 0, "the worker's come from the head");
+    // Over the rails, and past the control machine.
+    let carried = rig.rails_carried("worker");
+    let received = |rails: [(u64, u64); 2]| rails[0].1 + rails[1].1;
+    assert!(received(carried) - received(before_rails) > 2_000_000, "{before_rails:?} {carried:?}");
 
     // An image whose base is there: only its own layer moves.
     deploy(&rig, LANES[1], &SLOWLY).is(0, "committed");

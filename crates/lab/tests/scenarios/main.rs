@@ -20,3 +20,4 @@ mod preflight;
 mod python;
 mod ray;
 mod switch;
+mod weights;
