@@ -1,6 +1,6 @@
 # A cluster file and a catalogue become packages, a deploy-rs node list and checks.
-{ lib }:
-{ cluster, catalog }:
+{ lib, makeImage }:
+{ cluster, catalog, compositions }:
 let
   inherit (builtins) all attrNames concatMap elem filter foldl' isInt isList listToAttrs map;
 
@@ -18,6 +18,12 @@ let
   buildable = all (s: elem s lib.systems) (nodeSystems ++ [ buildSystem ]);
   lanes = if buildable then filter (name: fits catalog.lanes.${name}) (attrNames catalog.lanes) else [ ];
 
+  # What is ours of a composed image comes with the closure. An image that is not pinned is no input: nothing deploys it.
+  composedOf = lane:
+    if compositions ? ${lane.image or ""} && (imageOf lane) ? manifest
+    then makeImage buildSystem compositions.${lane.image}
+    else null;
+
   weightsOf = lane:
     let name = lane.model.weights or null;
     in if name == null then null else { inherit name; text = catalog.weights.${name} or null; };
@@ -28,6 +34,7 @@ let
       inherit cluster name lane node attempt buildSystem;
       nodeSystem = systemOf node;
       image = imageOf lane;
+      composed = composedOf lane;
       weights = weightsOf lane;
     };
   named = f: listToAttrs (map (p: { name = "generation-${cluster.name}-${p.name}-${p.node}"; value = f p; }) pairs);

@@ -5,8 +5,8 @@ let
 
   lib = import ./lib.nix { inherit prebuilt nixpkgs; };
   catalog = import ./catalog.nix { inherit prebuilt; };
-  makeCluster = import ./cluster.nix { inherit lib; };
-  clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog; }) catalog.clusters;
+  makeCluster = import ./cluster.nix { inherit lib makeImage; };
+  clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog compositions; }) catalog.clusters;
 
   # Compositions, by the image's name; `image-<lane>` is the one of the lane's image.
   makeImage = import ./image.nix { inherit lib wheelhouse; };
@@ -23,10 +23,10 @@ let
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
   builtHere = system: c: c.buildSystem == system;
 
-  # `prebuiltInput` is where our prebuilt input is, seen from the flake that the apps deploy.
-  appsFor = { flake, prebuiltInput, catalog }: system:
+  # `inputPrefix` leads to our inputs, seen from the flake that the apps deploy.
+  appsFor = { flake, inputPrefix, catalog }: system:
     let
-      drv = import ./apps.nix { inherit lib system catalog prebuilt flake prebuiltInput; };
+      drv = import ./apps.nix { inherit lib system catalog prebuilt wheelhouse flake inputPrefix; };
       app = name: description: {
         type = "app";
         program = "${drv}/bin/${name}";
@@ -53,7 +53,7 @@ in
 {
   packages = forSystems lib.systems
     (system: withDefault (packagesFor clusters system) // imagesFor catalog.lanes compositions system);
-  apps = forSystems lib.systems (appsFor { flake = "${self}"; prebuiltInput = "prebuilt"; inherit catalog; });
+  apps = forSystems lib.systems (appsFor { flake = "${self}"; inputPrefix = ""; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
   # This flake is a set of examples: name the nodes, as `deploy .#lab-worker .#lab-head`.
   deploy.nodes = merge (c: c.deploy.nodes // c.deployEach);
@@ -72,14 +72,15 @@ in
           weights = catalog.weights // weights;
           clusters = { ${cluster.name} = cluster; };
         };
-        made = { ${cluster.name} = makeCluster { inherit cluster; catalog = own; }; };
+        specs = compositions // imageSpecs;
+        made = { ${cluster.name} = makeCluster { inherit cluster; catalog = own; compositions = specs; }; };
       in
       {
         packages = forSystems lib.systems
-          (system: withDefault (packagesFor made system) // imagesFor own.lanes (compositions // imageSpecs) system);
+          (system: withDefault (packagesFor made system) // imagesFor own.lanes specs system);
         apps = forSystems lib.systems (appsFor {
           flake = "${self}";
-          prebuiltInput = "${input}/prebuilt";
+          inputPrefix = "${input}/";
           catalog = own;
         });
         checks = forSystems lib.systems (system:

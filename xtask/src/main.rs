@@ -2,6 +2,7 @@
 
 mod bench;
 mod cross;
+mod hf_client;
 mod packages;
 mod prebuilt;
 mod rehearse;

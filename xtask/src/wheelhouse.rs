@@ -52,6 +52,15 @@ pub fn lock() -> Utf8PathBuf {
     workspace().join(LOCK)
 }
 
+/// Every lock there is.
+pub fn locks() -> miette::Result<Vec<Utf8PathBuf>> {
+    let entries = workspace().join("images").read_dir_utf8().into_diagnostic()?;
+    let paths = entries.map(|e| e.map(|e| e.path().to_owned())).collect::<Result<Vec<_>, _>>().into_diagnostic()?;
+    let mut locks: Vec<Utf8PathBuf> = paths.into_iter().filter(|p| p.as_str().ends_with(".lock.json")).collect();
+    locks.sort();
+    Ok(locks)
+}
+
 /// Fetches the wheels of `lock` that `dir` lacks; afterwards every one was hashed.
 pub fn fill(lock: &Utf8Path, dir: &Utf8Path) -> miette::Result<()> {
     let text = std::fs::read(lock).into_diagnostic().wrap_err_with(|| format!("cannot read {lock}"))?;

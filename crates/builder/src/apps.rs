@@ -15,8 +15,7 @@ pub(crate) fn build(attrs: &Attrs, out: &Utf8Path) -> Result<(), BuildError> {
     }
     let flake = json!({
         "flake": attrs.text("flake")?,
-        "prebuilt": attrs.value("prebuilt")?,
-        "prebuiltInput": attrs.text("prebuiltInput")?,
+        "inputs": attrs.value("inputs")?,
     });
     let share = out.join("share/sparklane");
     fs::write(&share.join("flake.json"), format!("{flake}\n").as_bytes(), 0o444)?;

@@ -25,6 +25,9 @@ pub(crate) fn build(attrs: &Attrs, out: &Utf8Path) -> Result<(), BuildError> {
     let node: NodeName = attrs.read("node")?;
     let rendered = checked(attrs, weights.as_ref(), &node)?;
     write(&rendered, tool, out)?;
+    if let Some(layout) = attrs.read::<Option<String>>("composed")? {
+        fs::symlink(&layout, &out.join("image"))?;
+    }
     if let Some(text) = weights.and_then(|w| w.text) {
         fs::write(&out.join("weights.json"), text.as_bytes(), 0o444)?;
     }

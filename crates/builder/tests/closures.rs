@@ -46,7 +46,7 @@ impl Store {
 
     fn generation(&self, out: &str, change: impl Fn(&mut Value)) -> Result<Utf8PathBuf, String> {
         let mut attrs = json!({"tool": self.path("tool"), "node": "head", "laneName": "l", "lane": lane(),
-            "cluster": cluster(), "image": image(), "weights": weights()});
+            "cluster": cluster(), "image": image(), "composed": null, "weights": weights()});
         change(&mut attrs);
         self.build(What::Generation, out, attrs)
     }
@@ -106,6 +106,11 @@ fn a_closure_holds_what_its_generation_says() {
     let manifest = fs::read_to_string(out.join("weights.json")).unwrap();
     let manifest = sparklane_lane::weights::WeightsManifest::parse(&manifest).unwrap();
     assert_eq!(generation.weights.unwrap().manifest, manifest.id());
+    assert!(!out.join("image").is_symlink(), "the image is whole elsewhere");
+    let composed = store.generation("composed", |a| a["composed"] = json!(store.path("layout"))).unwrap();
+    assert_eq!(composed.join("image").read_link_utf8().unwrap(), store.path("layout"));
+    let same = fs::read_to_string(composed.join("generation.id")).unwrap();
+    assert_eq!(same, id, "an image is known by its digest, not by where its layers come from");
     for path in generation.files.keys() {
         assert!(out.join(path.trim_start_matches('/')).exists(), "{path}");
     }
@@ -249,11 +254,11 @@ fn a_package_is_a_static_program_of_its_system() {
 #[test]
 fn apps_name_their_flake() {
     let store = Store::new();
-    let attrs = json!({"tool": store.path("tool"), "names": ["deploy", "lane"], "flake": "/f", "prebuilt": null,
-        "prebuiltInput": "prebuilt", "catalog": {"lanes": {}}});
+    let attrs = json!({"tool": store.path("tool"), "names": ["deploy", "lane"], "flake": "/f",
+        "inputs": {"s/wheelhouse": "/w"}, "catalog": {"lanes": {}}});
     let out = store.build(What::Apps, "apps", attrs).unwrap();
     assert_eq!(out.join("bin/deploy").read_link_utf8().unwrap(), store.path("tool/bin/sparklane"));
     let flake: Value = serde_json::from_slice(&fs::read(out.join("share/sparklane/flake.json")).unwrap()).unwrap();
-    assert_eq!(flake, json!({"flake": "/f", "prebuilt": null, "prebuiltInput": "prebuilt"}));
+    assert_eq!(flake, json!({"flake": "/f", "inputs": {"s/wheelhouse": "/w"}}));
     assert!(out.join("share/sparklane/lanes.json").exists());
 }

@@ -67,7 +67,8 @@ pub struct How {
     /// Take over files that are not ours; they are put back when a later lane leaves them.
     #[arg(long)]
     takeover: bool,
-    /// Fetch an image that a node lacks although it serves, at most so many bytes per second, e.g. 50M.
+    /// Bring an image that a node lacks although it serves, at most so many bytes per second, e.g. 50M. Weights are then
+    /// held to that rate too; without it they go as fast as disk and cores allow at the lowest priority.
     #[arg(long, value_name = "RATE", value_parser = crate::image::rate)]
     while_serving: Option<u64>,
     /// Registry that nodes may speak plain http to; repeat it for more.
@@ -170,6 +171,11 @@ impl Reach {
     /// True when JSON is wanted.
     pub fn json(&self) -> bool {
         self.json
+    }
+
+    /// The cluster that was named.
+    pub fn cluster(&self) -> Option<&str> {
+        self.cluster.as_deref()
     }
 
     /// Asks every node with a subcommand of its tool.

@@ -102,8 +102,10 @@ async fn run_unit(target: &Target) -> Result<u8, EngineError> {
     };
     let generation = load::generation(&target.profile)?;
     let profile = camino::Utf8PathBuf::from(target.profile.display().to_string());
-    crate::weights::gate::check(&generation, &profile)
-        .map_err(|why| EngineError::Generation { path: profile.into_string(), why })?;
+    crate::weights::gate::check(&generation, &profile).map_err(|why| EngineError::Generation {
+        path: profile.into_string(),
+        why: format!("{}: {why}", generation.node),
+    })?;
     let client = Client::connect(&target.docker, patience(&generation)).await?;
     let tool = std::env::current_exe().map_err(|source| EngineError::Io { what: "find this program", source })?;
     let mut sink = |line: &str| {

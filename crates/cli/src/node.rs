@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde::Serialize;
 use sparklane_host::stage::{StageRequest, stage};
+use sparklane_host::status::NodeStatus;
 use sparklane_host::units::Systemd;
 use sparklane_host::{HostError, HostPaths, peer, status};
 
@@ -31,14 +32,10 @@ enum Command {
     ImageState,
     /// Print this node's images as JSON: what the lane wants, what docker has and runs, what the layout holds.
     ImageReport,
-    /// Bring an image into docker: order and blobs on stdin, questions for blobs on stdout, what happens on stderr.
+    /// Bring an image into docker: order on stdin, what happens on stderr.
     ImageStage,
-    /// Answer another node's questions for blobs of this node's images.
-    ImageFeed {
-        /// Most bytes per second.
-        #[arg(long)]
-        rate: Option<u64>,
-    },
+    /// Send the blobs of an image to other nodes over the rails (request on stdin, what happens on stdout).
+    ImageServe,
 }
 
 /// Largest request that is read.
@@ -51,7 +48,7 @@ const MAX_REQUEST: u64 = 4 * 1024 * 1024;
 pub fn run(args: Args) -> miette::Result<ExitCode> {
     let paths = HostPaths::system();
     let done = match args.command {
-        Command::Status => status::read(&paths, &Systemd, env!("CARGO_PKG_VERSION")).and_then(|s| print(&s)),
+        Command::Status => node_status(&paths).and_then(|s| print(&s)),
         Command::Stage => {
             request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
         }
@@ -59,9 +56,18 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::ImageState => image::state().and_then(|s| print(&s)),
         Command::ImageReport => image::report(&paths).and_then(|r| print(&r)),
         Command::ImageStage => return Ok(image::stage()),
-        Command::ImageFeed { rate } => image::feed(rate),
+        Command::ImageServe => image::serve(),
     };
     Ok(exit(done))
+}
+
+/// The node's state, and what the weights part says of its weights.
+fn node_status(paths: &HostPaths) -> Result<NodeStatus, HostError> {
+    let mut found = status::read(paths, &Systemd, env!("CARGO_PKG_VERSION"))?;
+    if let (Some(side), Some(generation)) = (&found.current, &found.generation) {
+        found.weights = crate::weights::gate::status(generation, &paths.in_store(&side.path));
+    }
+    Ok(found)
 }
 
 /// The exit code of a node command.

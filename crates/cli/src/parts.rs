@@ -28,7 +28,7 @@ pub fn real() -> Parts {
 /// Checks of other parts before anything changes.
 #[must_use]
 pub fn stage_steps() -> Vec<Box<dyn StageStep>> {
-    vec![Box::new(DockerImage), Box::new(crate::weights::gate::Weights)]
+    vec![Box::new(DockerImage), Box::new(crate::weights::gate::Gate)]
 }
 
 /// Docker answers, and knows the image by its digest: found now and not after the old lane has stopped.

@@ -203,3 +203,32 @@ fn a_scanned_pin_has_the_tree_of_its_image() {
     let again = run(&["image", "pin", &reference, "--pins", pins.as_str(), "--json"]).1;
     assert_eq!(again, pin);
 }
+
+#[test]
+fn an_image_is_looked_at_proved_and_compared() {
+    // A tar of no bytes is an empty layer; other bytes are no tar.
+    let (good, bad) = (image(&[0]), image(&[0, 700]));
+    let layout = |image: &Image| image.dir.join("from").to_string();
+    let (code, seen, stderr) = run(&["image", "inspect", "--layout", &layout(&good), "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!((&seen["manifest"], &seen["config"]), (&json!(good.manifest.as_str()), &json!(good.config.as_str())));
+    assert_eq!(seen["platform"], "linux/arm64");
+    assert_eq!(seen["layers"][0]["here"], true);
+
+    let (code, proved, stderr) = run(&["image", "verify", "1", "--layout", &layout(&good), "--json"]);
+    assert_eq!((code, proved["read"].as_u64()), (0, Some(1)), "{stderr}");
+    let (code, refused, _) = run(&["image", "verify", "--layout", &layout(&bad), "--json"]);
+    assert_eq!(code, 1, "{refused}");
+    assert!(refused["findings"][0]["at"].as_str().unwrap().starts_with("layer 1"), "{refused}");
+
+    std::fs::remove_file(bad.layout.own_path(&bad.layers[1])).unwrap();
+    let (from, to) = (layout(&good), layout(&bad));
+    let (code, found, stderr) = run(&["image", "diff", "1", "1", "--layout", &from, "--other", &to, "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    assert_eq!((&found["common"], found["layers"].as_array().unwrap().len()), (&json!(1), 1));
+    assert!(found["layers"][0]["files"][0].as_str().unwrap().contains("is not in"), "{found}");
+
+    let (code, _, stderr) = run(&["image", "inspect", "nosuch", "--layout", &layout(&good)]);
+    assert_eq!(code, 1);
+    assert!(stderr.contains("name one of: 1"), "{stderr}");
+}

@@ -22,6 +22,19 @@ pub enum DeployError {
 }
 
 impl DeployError {
+    /// The same failure with its cause.
+    #[must_use]
+    pub(crate) fn because(self, why: &str) -> Self {
+        let told = |text: String| format!("{text}\n{why}");
+        match self {
+            Self::Refused(text) => Self::Refused(told(text)),
+            Self::Usage(text) => Self::Usage(told(text)),
+            Self::Failed(text) => Self::Failed(told(text)),
+            Self::Busy(text) => Self::Busy(told(text)),
+            Self::InDoubt(text) => Self::InDoubt(told(text)),
+        }
+    }
+
     /// The exit code (design.md section 6).
     #[must_use]
     pub fn exit_code(&self) -> u8 {

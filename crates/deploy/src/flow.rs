@@ -25,7 +25,7 @@ pub mod images;
 mod ranks;
 pub mod requests;
 mod staging;
-mod weights;
+pub mod weights;
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -466,9 +466,13 @@ pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, Dep
         0 => Ok(good),
         1 => Err(bad.remove(0)),
         _ => {
-            let text = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            let why = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+            // What began on one node outweighs that another was busy, and busy a plain refusal.
+            if bad.iter().any(|e| matches!(e, DeployError::Failed(_))) {
+                return Err(DeployError::Failed(why));
+            }
             let busy = bad.iter().any(|e| matches!(e, DeployError::Busy(_)));
-            Err(if busy { DeployError::Busy(text) } else { DeployError::Refused(text) })
+            Err(if busy { DeployError::Busy(why) } else { DeployError::Refused(why) })
         }
     }
 }

@@ -19,8 +19,8 @@ const FEATURES: [&str; 2] = ["--extra-experimental-features", "nix-command flake
 pub fn build(site: &Site, lane: &LaneName, nodes: &[NodeName]) -> Result<Vec<Side>, DeployError> {
     let mut command = Command::new("nix");
     command.args(FEATURES).args(["build", "--no-link", "--print-out-paths", "--no-write-lock-file"]);
-    if let Some(prebuilt) = &site.flake.prebuilt {
-        command.args(["--override-input", &site.flake.prebuilt_input, &format!("path:{prebuilt}")]);
+    for (input, folder) in &site.flake.inputs {
+        command.args(["--override-input", input, &format!("path:{folder}")]);
     }
     for node in nodes {
         command.arg(format!("path:{}#generation-{}-{lane}-{node}", site.flake.flake, site.cluster.name));

@@ -1,5 +1,7 @@
 //! Which flake and which cluster: what an app knows about where it came from.
 
+use std::collections::BTreeMap;
+
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 use sparklane_lane::catalog::{Catalog, RawCatalog};
@@ -15,15 +17,9 @@ use crate::error::DeployError;
 pub struct Flake {
     /// Store path, or any folder, of the flake.
     pub flake: Utf8PathBuf,
-    /// The `prebuilt` input it was evaluated with, when the binary came from there.
-    pub prebuilt: Option<Utf8PathBuf>,
-    /// Path of that input from the flake's own inputs; a user's flake has it below ours.
-    #[serde(rename = "prebuiltInput", default = "prebuilt_input")]
-    pub prebuilt_input: String,
-}
-
-fn prebuilt_input() -> String {
-    "prebuilt".to_owned()
+    /// The folders it was evaluated with, by the input's path from the flake's own inputs (a user's flake has them below
+    /// ours): `prebuilt`, when the binary came from there, and `wheelhouse`.
+    pub inputs: BTreeMap<String, Utf8PathBuf>,
 }
 
 /// Flake, catalog and one cluster of it.

@@ -88,6 +88,14 @@ impl Remote {
     /// # Errors
     /// When ssh itself fails (unknown host key, no route, no login), sudo asks for a password, or nothing comes in time.
     pub fn run(&self, argv: &[&str], input: &[u8]) -> Result<Answer, DeployError> {
+        self.run_for(argv, input, ANSWER)
+    }
+
+    /// As [`Remote::run`], for a command that takes its time. A connection that is lost is noticed all the same.
+    ///
+    /// # Errors
+    /// As [`Remote::run`].
+    pub fn run_for(&self, argv: &[&str], input: &[u8], limit: Duration) -> Result<Answer, DeployError> {
         let mut command = self.command(argv);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| self.refused(&format!("ssh cannot be started: {e}")))?;
@@ -95,7 +103,7 @@ impl Remote {
             // A command that ends early closes its stdin; its exit code tells why.
             let _sent = stdin.write_all(input);
         }
-        let answer = finish(child, ANSWER).map_err(|why| self.refused(&why))?;
+        let answer = finish(child, limit).map_err(|why| self.refused(&why))?;
         self.explain(answer)
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 use sparklane_host::HostPaths;
-use sparklane_host::status::{DamagedTxn, NodeStatus, TxnStatus};
+use sparklane_host::status::{DamagedTxn, NodeStatus, TxnStatus, WeightsStatus};
 use sparklane_host::units::UnitStatus;
 use sparklane_lane::NodeName;
 use sparklane_txn::State;
@@ -85,7 +85,15 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     }
     if let Some(number) = release {
         return match nodes.iter().find(|row| !serves(row)) {
-            None => (format!("release {number}"), 0, None),
+            None => match nodes.iter().find_map(unproved) {
+                None => (format!("release {number}"), 0, None),
+                Some((node, state)) => {
+                    let mend = format!(
+                        "sparklane weights send mends them on {node}; until then it serves, and does not start again"
+                    );
+                    (format!("release {number}, weights {state} on {node}"), 1, Some(mend))
+                }
+            },
             Some(row) => {
                 let look =
                     format!("look: journalctl -u sparklane-engine on {}; deploy again starts both nodes", row.node);
@@ -100,6 +108,12 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     } else {
         said("mixed", 4, "nix run .#deploy brings all nodes to one lane")
     }
+}
+
+/// Weights under a serving engine that its node cannot prove any more.
+fn unproved(row: &NodeRow) -> Option<(&NodeName, &str)> {
+    let weights = row.status.as_ref()?.weights.as_ref()?;
+    (weights.state != "proved").then_some((&row.node, weights.state.as_str()))
 }
 
 /// A unit that starts or fails serves nobody, nor does a rank that waits for the others: a worker's unit is up by then,
@@ -142,6 +156,7 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
     let mut line = |text: String| write!(f, "\n             {text}");
     s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
     s.open.iter().try_for_each(|t| line(open_text(t)))?;
+    s.weights.iter().try_for_each(|w| line(weights_text(w)))?;
     if !s.drift.is_empty() {
         line(format!("edited by hand: {}", s.drift.join(", ")))?;
     }
@@ -169,6 +184,12 @@ fn damaged_text(d: &DamagedTxn) -> String {
 fn engine_text(engine: &UnitStatus) -> String {
     let text = if engine.text.is_empty() { &engine.sub } else { &engine.text };
     format!(", engine {} ({text})", engine.active)
+}
+
+fn weights_text(w: &WeightsStatus) -> String {
+    let why = w.why.as_deref().map_or_else(String::new, |why| format!(": {why}"));
+    let id: String = w.manifest.chars().take(12).collect();
+    format!("weights {} ({} {id}){why}", w.state, w.model)
 }
 
 fn open_text(t: &TxnStatus) -> String {
@@ -237,6 +258,23 @@ mod tests {
             judged(row("head", None, "inactive"), row("worker", None, "inactive")),
             ("nothing deployed".into(), 1)
         );
+    }
+
+    #[test]
+    fn weights_that_are_not_proved_any_more_are_no_full_release() {
+        let mut worker = row("worker", Some("d"), "active");
+        let (model, manifest) = ("o/m".to_owned(), "f".repeat(64));
+        let why = Some("a: was written to".to_owned());
+        worker.status.as_mut().unwrap().weights =
+            Some(WeightsStatus { model, manifest, state: "proved".into(), why: None });
+        assert_eq!(judged(row("head", Some("c"), "active"), worker.clone()), ("release 2".into(), 0));
+        let weights = worker.status.as_mut().unwrap().weights.as_mut().unwrap();
+        (weights.state, weights.why) = ("unproved".into(), why);
+        let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), worker]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("release 2, weights unproved on worker", 1));
+        let text = status.to_string();
+        assert!(text.contains("weights unproved (o/m ffffffffffff): a: was written to"), "{text}");
+        assert!(text.contains("weights send mends"), "{text}");
     }
 
     #[test]

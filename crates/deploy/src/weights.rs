@@ -2,7 +2,7 @@
 //! ssh, hands each the one-time key on stdin, and only listens; no byte of the weights passes through it.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::error::DeployError;
 use crate::node::NodeHandle;
 
 /// Longest time for a sender to look at its files and listen.
-const READY: Duration = Duration::from_secs(60);
+pub(crate) const READY: Duration = Duration::from_secs(60);
 /// Longest silence of a receiver: it says something twice a second, but not while it reads a disk for its proof.
 const SILENCE: Duration = Duration::from_secs(3600);
 /// Runs what follows so that an engine on the node goes first, at the disk and at the cores.
@@ -101,23 +101,17 @@ pub fn send(
         seal: options.seal,
         receivers: to.len(),
     };
-    let mut sender = Running::start(from, "serve", &serve, options)?;
-    let listening = match sender.events.recv_timeout(READY) {
-        Ok(Event::Listening(listening)) => listening,
-        _ => return Err(sender.failed()),
+    let mut sender = Running::start(from, &["weights", "serve"], &serve, options.while_serving)?;
+    let listening = match sender.next(READY) {
+        Some(Event::Listening(listening)) => listening,
+        _ => return Err(sender.failed(false)),
     };
     let pull = |end: &End<'_>| {
-        let ours = from.rails.iter().zip(&listening);
-        let rail = |(theirs, peer): (&EndRail, &std::net::SocketAddr)| {
-            let own = end.rails.iter().find(|r| r.name == theirs.name)?;
-            let device = own.device.as_ref().map_or_else(String::new, |d| format!("%{d}"));
-            Some(format!("{}={}{device}={peer}", own.name, own.address))
-        };
         let request = PullRequest {
             key: key.clone(),
             manifest: manifest.clone(),
             store: end.store.clone(),
-            rails: ours.filter_map(rail).collect(),
+            rails: rails_between(from, &listening, end),
             rate: options.rate,
             connections: options.connections,
             give_up_secs: options.give_up_secs,
@@ -130,8 +124,23 @@ pub fn send(
         let died = || Err(DeployError::Refused("a receiver's thread died".into()));
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| died())).collect()
     });
+    let lost = sender.lost();
     sender.end();
-    crate::flow::all(outcomes)
+    crate::flow::all(outcomes).map_err(|error| match lost {
+        // The cause of what the receivers saw.
+        Some(why) => error.because(&why),
+        None => error,
+    })
+}
+
+/// The rails that both ends have, as a receiver takes them: `NAME=SOURCE[%DEVICE]=PEER:PORT`.
+pub(crate) fn rails_between(from: &End<'_>, listening: &[SocketAddr], to: &End<'_>) -> Vec<String> {
+    let rail = |(theirs, peer): (&EndRail, &SocketAddr)| {
+        let own = to.rails.iter().find(|r| r.name == theirs.name)?;
+        let device = own.device.as_ref().map_or_else(String::new, |d| format!("%{d}"));
+        Some(format!("{}={}{device}={peer}", own.name, own.address))
+    };
+    from.rails.iter().zip(listening).filter_map(rail).collect()
 }
 
 fn receive(
@@ -140,21 +149,23 @@ fn receive(
     options: &SendOptions,
     say: &(dyn Fn(&str, &Event) + Sync),
 ) -> Result<(String, Receipt), DeployError> {
-    let mut running = Running::start(end, "pull", request, options)?;
+    let mut running = Running::start(end, &["weights", "pull"], request, options.while_serving)?;
+    let mut begun = false;
     loop {
-        match running.events.recv_timeout(SILENCE) {
-            Ok(Event::Receipt(receipt)) => {
+        match running.next(SILENCE) {
+            Some(Event::Receipt(receipt)) => {
                 running.end();
                 return Ok((end.shell.name().to_owned(), *receipt));
             }
-            Ok(event) => say(end.shell.name(), &event),
-            Err(_) => return Err(running.failed()),
+            Some(event) => say(end.shell.name(), &event),
+            None => return Err(running.failed(begun)),
         }
+        begun = true;
     }
 }
 
 /// A process at one end. Its stdin stays open as long as it shall live.
-struct Running {
+pub(crate) struct Running {
     name: String,
     child: Child,
     stdin: Option<ChildStdin>,
@@ -163,11 +174,17 @@ struct Running {
 }
 
 impl Running {
-    fn start(end: &End<'_>, what: &str, request: &impl Serialize, options: &SendOptions) -> Result<Self, DeployError> {
+    pub(crate) fn start(
+        end: &End<'_>,
+        words: &[&str],
+        request: &impl Serialize,
+        politely: bool,
+    ) -> Result<Self, DeployError> {
         let name = end.shell.name().to_owned();
         let refused = |why: String| DeployError::Refused(format!("{name}: {why}"));
-        let mut argv: Vec<&str> = if options.while_serving { POLITE.to_vec() } else { Vec::new() };
-        argv.extend([end.tool.as_str(), "weights", what]);
+        let mut argv: Vec<&str> = if politely { POLITE.to_vec() } else { Vec::new() };
+        argv.push(end.tool.as_str());
+        argv.extend(words);
         let mut command = end.shell.command(&argv);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| refused(format!("cannot be started: {e}")))?;
@@ -201,14 +218,25 @@ impl Running {
         Ok(Self { name, child, stdin, events, stderr })
     }
 
+    /// What it says next; `None` when it has ended, or says nothing for so long.
+    pub(crate) fn next(&self, patience: Duration) -> Option<Event> {
+        self.events.recv_timeout(patience).ok()
+    }
+
+    /// What became of a sender that should still run.
+    fn lost(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok().flatten().filter(|status| !status.success())?;
+        Some(format!("{}: the sender ended before its receivers were done ({status})", self.name))
+    }
+
     /// Ends it, if it has not ended.
-    fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         drop(self.stdin.take());
         let _reaped = self.child.wait();
     }
 
-    /// Ends it and tells what it said last.
-    fn failed(mut self) -> DeployError {
+    /// Ends it and tells what it said last; whether it had `begun` decides what a lost connection means.
+    pub(crate) fn failed(mut self, begun: bool) -> DeployError {
         self.end();
         let code = self.child.wait().ok().and_then(|s| s.code());
         let said = self.stderr.take().and_then(|t| t.join().ok()).unwrap_or_default();
@@ -217,6 +245,11 @@ impl Running {
         match code {
             Some(5) => DeployError::Busy(text),
             Some(3) => DeployError::Failed(text),
+            Some(1 | 2) => DeployError::Refused(text),
+            // ssh's own 255, or a signal: the process was killed, the node went off, or its connection was lost.
+            _ if begun => DeployError::Failed(format!(
+                "{text} (killed, or the node or its connection is gone); what was proved is kept, run it again"
+            )),
             _ => DeployError::Refused(text),
         }
     }

@@ -43,6 +43,20 @@ pub struct DamagedTxn {
     pub unsettled: bool,
 }
 
+/// The weights of a node's generation, as far as the node can prove them without reading them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct WeightsStatus {
+    /// The hub's id.
+    pub model: String,
+    /// Id of the manifest.
+    pub manifest: String,
+    /// `proved`, `unproved`, `partial`, `absent` or `unknown`.
+    pub state: String,
+    /// What keeps them from being proved.
+    pub why: Option<String>,
+}
+
 /// A node's state. The default is that of a node which sparklane never touched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -76,6 +90,9 @@ pub struct NodeStatus {
     /// True when the engine's supervisor says that its rank waits for the others.
     #[serde(default)]
     pub waits_for_ranks: bool,
+    /// The generation's weights; `None` when it has none, or an older tool answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<WeightsStatus>,
     /// Managed files that are not as the generation placed them.
     pub drift: Vec<String>,
     /// Public key with which a worker asks the head.
@@ -110,6 +127,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         damaged_releases: releases::damaged(paths),
         engine: units.status(ENGINE_UNIT).ok(),
         waits_for_ranks: waits_for_ranks(paths),
+        weights: None,
         drift,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),

@@ -69,8 +69,12 @@ pub fn plan(layout: &Layout, keep: &BTreeSet<Digest>, adopted_too: bool) -> Resu
             digest.is_some_and(|d| needed.contains(&d))
         };
         plan.partial = names.filter(|path| !wanted(path) && !is_held(path)).collect();
-        plan.partial.sort();
     }
+    // Receptions that were never finished; one that goes on holds the staging lock, which a collection takes too.
+    if let Ok(entries) = layout.receiving_dir().read_dir_utf8() {
+        plan.partial.extend(entries.flatten().map(|e| e.path().to_owned()));
+    }
+    plan.partial.sort();
     Ok(plan)
 }
 
@@ -109,7 +113,8 @@ pub fn carry_out(layout: &Layout, plan: &Plan) -> Result<(), OciError> {
     }
     let blobs = plan.blobs.iter().map(|(digest, _)| layout.own_path(digest));
     for path in blobs.chain(plan.partial.iter().cloned()) {
-        match fs::remove_file(&path) {
+        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(OciError::io("remove", path)(e)),
             _ => {}
         }
@@ -153,14 +158,16 @@ mod tests {
         let (kept, gone, adopted) =
             (put(&layout, "kept", false), put(&layout, "gone", false), put(&layout, "mine", true));
         std::fs::write(layout.partial_dir().join(of(b"dead").hex()), b"half").unwrap();
+        std::fs::create_dir_all(layout.receiving_dir().join("abc/parts")).unwrap();
         let keep = BTreeSet::from([kept.clone(), of(b"a release whose image is elsewhere")]);
         let plan = plan(&layout, &keep, false).unwrap();
         assert_eq!(plan.images, [(gone.clone(), Some("gone".into()))]);
         let names: Vec<&Digest> = plan.blobs.iter().map(|(d, _)| d).collect();
         assert_eq!(names.len(), 3, "manifest, config and its own layer");
         assert!(!names.contains(&&of(b"shared")) && !names.contains(&&kept) && !names.contains(&&adopted));
-        assert_eq!(plan.partial.len(), 1);
+        assert_eq!(plan.partial.len(), 2);
         carry_out(&layout, &plan).unwrap();
+        assert!(!layout.receiving_dir().join("abc").exists());
         assert_eq!(layout.list().unwrap().len(), 2);
         for digest in [&kept, &adopted] {
             let manifest = layout.manifest(digest).unwrap();

@@ -111,6 +111,12 @@ impl Layout {
         self.root.join(PARTIAL)
     }
 
+    /// Where sets of blobs are received from other nodes, each in a folder of its own; on the same file system too.
+    #[must_use]
+    pub fn receiving_dir(&self) -> Utf8PathBuf {
+        self.root.join(".receiving")
+    }
+
     /// Where the layout's own blobs lie.
     #[must_use]
     pub fn blob_dir(&self) -> Utf8PathBuf {

@@ -6,12 +6,14 @@
 pub mod adopt;
 pub mod base;
 pub mod compose;
+pub mod diff;
 pub mod digest;
 pub mod docker;
 pub mod elf;
 pub mod error;
 pub mod fetch;
 pub mod gc;
+pub mod inspect;
 pub mod layer;
 pub mod layout;
 pub mod manifest;

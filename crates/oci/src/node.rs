@@ -1,5 +1,6 @@
 //! An image onto this node: its blobs into the node's layout, from there into docker, and then the number is compared.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::copy;
 
@@ -91,10 +92,38 @@ pub enum From {
         /// File on the node with logins.
         auth_file: Option<Utf8PathBuf>,
     },
-    /// Another node, over this order's own pipe.
-    Feed,
+    /// Another node, over the rails.
+    Rails {
+        /// The transfer's key.
+        key: TransferKey,
+        /// Rails as `NAME=SOURCE[%DEVICE]=PEER:PORT`.
+        rails: Vec<String>,
+        /// What that node offers.
+        blobs: Vec<Offered>,
+    },
     /// Nowhere: closure and layout must have all.
     Here,
+}
+
+/// A blob that another node offers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Offered {
+    /// Its digest.
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// The one-time key of a transfer, 64 hex digits; it is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TransferKey(pub String);
+
+impl fmt::Debug for TransferKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TransferKey(..)")
+    }
 }
 
 /// A line that a node says while it carries out an [`Order`].

@@ -19,7 +19,7 @@ use crate::proof::How;
 use crate::store::{Presence, Store};
 use crate::transfer::rail::{Probe, Rail, Rails};
 use crate::transfer::serve::{ServeOptions, Server};
-use crate::transfer::{Key, LineError, Progress, Pull, PullOptions, Receipt};
+use crate::transfer::{FileProgress, Key, LineError, Progress, Pull, PullOptions, Receipt};
 
 /// Largest request: a manifest of 2 * 10^5 files.
 const MAX_REQUEST: u64 = 64 * 1024 * 1024;
@@ -71,6 +71,8 @@ pub struct PullRequest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum Event {
+    /// The sender of an image tells its blobs: the set that receivers name.
+    Offered(Vec<sparklane_oci::node::Offered>),
     /// The sender is ready, at these addresses in the order of the request.
     Listening(Vec<SocketAddr>),
     /// The sender is done.
@@ -90,10 +92,16 @@ pub enum Event {
         done: u64,
         /// Bytes in all.
         total: u64,
+        /// Bytes that arrived in this run.
+        #[serde(default)]
+        fetched: u64,
         /// Files that are complete.
         files: u64,
         /// Bytes per second lately.
         rate: u64,
+        /// Files on their way.
+        #[serde(default)]
+        open: Vec<FileProgress>,
     },
     /// Something that a person should know.
     Note(String),
@@ -192,7 +200,7 @@ pub fn pull(request: &PullRequest, stop: &AtomicBool, say: &Say<'_>) -> Result<R
     let progress = Progress::default();
     let ended = AtomicBool::new(false);
     let pulled = std::thread::scope(|scope| {
-        scope.spawn(|| tell(&progress, set.bytes(), &ended, say));
+        scope.spawn(|| tell(&progress, &set, &ended, say));
         let pulled = Pull::new(&staging, &rails, options, &progress, stop).run();
         ended.store(true, Ordering::Relaxed);
         pulled
@@ -251,7 +259,8 @@ fn probe(rails: &Rails, say: &Say<'_>) -> Result<Vec<Option<Probe>>, WeightsErro
     Ok(probes)
 }
 
-fn tell(progress: &Progress, total: u64, ended: &AtomicBool, say: &Say<'_>) {
+/// Says twice a second how far a reception is, until `ended` is set.
+pub fn tell(progress: &Progress, set: &BlobSet, ended: &AtomicBool, say: &Say<'_>) {
     let (mut last, mut at) = (0, Instant::now());
     while !ended.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(20));
@@ -263,7 +272,8 @@ fn tell(progress: &Progress, total: u64, ended: &AtomicBool, say: &Say<'_>) {
         let rate = u128::from(fetched.saturating_sub(last)) * 1_000_000_000 / nanos;
         (last, at) = (fetched, Instant::now());
         let (done, files) = (progress.done.load(Ordering::Relaxed), progress.files.load(Ordering::Relaxed));
-        say(&Event::Progress { done, total, files, rate: u64::try_from(rate).unwrap_or(u64::MAX) });
+        let (rate, open) = (u64::try_from(rate).unwrap_or(u64::MAX), progress.on_their_way(set));
+        say(&Event::Progress { done, total: set.bytes(), fetched, files, rate, open });
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! `blobs` is a set of named blobs with size and sha256, of which a weights manifest is one case; `staging` receives
 //! such a set so that any crash leaves either provable bytes or nothing; `store` publishes, verifies, adopts and
-//! collects; `transfer` moves a set between nodes over their rails; `hub` locks and fetches over HTTP.
+//! collects; `transfer` moves a set between nodes over their rails; `hub` locks and fetches over HTTP;
+//! `images` moves an image's blobs the same way.
 
 pub mod adopt;
 pub mod agent;
@@ -12,6 +13,7 @@ pub mod error;
 pub mod hash;
 pub mod hfview;
 pub mod hub;
+pub mod images;
 pub mod journal;
 pub mod part;
 pub mod preflight;

@@ -344,7 +344,7 @@ fn python(script: &str, envs: &[(&str, &str)]) -> String {
 }
 
 #[test]
-#[ignore = "needs huggingface_hub: python3 -m venv V; V/bin/pip install huggingface_hub; SPARKLANE_HF_PYTHON=V/bin/python cargo test -p sparklane-weights --test hub -- --ignored"]
+#[ignore = "needs huggingface_hub, which cargo xtask test brings (xtask/src/hf_client.rs)"]
 fn the_hubs_own_client_reads_our_view_offline_and_its_cache_is_adopted() {
     let rig = start(Lie::None);
     let (cache, to) = (folder(), folder());

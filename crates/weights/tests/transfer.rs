@@ -41,6 +41,21 @@ fn both_rails_bring_every_byte_and_the_sender_ends() {
     assert_eq!(sender.end().bytes, manifest.bytes());
 }
 
+/// As behind a cut cable: a connection that proved itself and neither asks nor closes.
+#[test]
+fn a_sender_that_is_told_to_end_does_not_wait_for_a_silent_receiver() {
+    let from = folder();
+    let manifest = model(&from.path, &SOME);
+    let sender = Sender::start(&from.path, &manifest, serve_options());
+    let rails = sender.rails();
+    let mut line = sparklane_weights::transfer::Dial::dial(&rails, 0).ok().unwrap();
+    assert!(line.hashes(0, 0, 1).ok().unwrap().is_some());
+    let begin = Instant::now();
+    sender.end();
+    assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
+    assert!(line.hashes(0, 0, 1).is_err());
+}
+
 #[test]
 fn two_receivers_are_served_at_once() {
     let (from, one, two) = (folder(), folder(), folder());

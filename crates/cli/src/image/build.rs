@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use camino::{Utf8Path, Utf8PathBuf};
 use sparklane_oci::base::TreeIndex;
 use sparklane_oci::compose::{Built, Inputs, Place, Spec, build};
+use sparklane_oci::layout::write_atomic;
 use sparklane_oci::{Config, Manifest, OciError, Pin};
 
 use super::common::{answer, size};
@@ -14,6 +15,7 @@ use super::common::{answer, size};
 #[command(after_help = "Examples:
   sparklane image build image.json --out result
   sparklane image build image.json --wheels /srv/wheelhouse --out result --json
+  sparklane image build image.json --out result --record images/my-image.pin.json
 
 The base is taken from its pin (images/pins/<digest>/, see sparklane image pin); no layer of it is read. The output is a
 layout that holds our layers, config and manifest only, and image.json, which says what was done and what could not be proved.")]
@@ -29,6 +31,9 @@ pub struct Args {
     /// Folder of the wheels that the lock names.
     #[arg(long, value_name = "DIR", default_value = "nix/wheelhouse")]
     wheels: Utf8PathBuf,
+    /// Also write the digests to this file (images/NAME.pin.json): the lane's image, and what later builds must come to.
+    #[arg(long, value_name = "FILE")]
+    record: Option<Utf8PathBuf>,
     /// Print image.json on stdout.
     #[arg(long)]
     json: bool,
@@ -59,7 +64,13 @@ fn made(args: &Args) -> Result<Built, OciError> {
         wheels: &args.wheels,
         sources,
     };
-    build(&inputs, &args.out, Place::Renamed)
+    let built = build(&inputs, &args.out, Place::Renamed)?;
+    if let Some(file) = &args.record {
+        let text = serde_json::to_string_pretty(&built.expected());
+        let text = text.map_err(|e| OciError::document(file.as_str(), e.to_string()))?;
+        write_atomic(file, format!("{text}\n").as_bytes())?;
+    }
+    Ok(built)
 }
 
 /// The pin of the spec's base; its folder is named by the digest of manifest or index.

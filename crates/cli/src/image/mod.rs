@@ -3,7 +3,11 @@
 mod adopt;
 mod build;
 mod common;
+mod diff;
 mod gc;
+mod inspect;
+mod lock_wheels;
+mod look;
 pub mod node;
 mod pin;
 mod pull;
@@ -35,6 +39,8 @@ enum Command {
     Build(build::Args),
     /// Look up what a reference is now and write it down: digests, manifest and config as served.
     Pin(pin::Args),
+    /// Resolve wheels for an image's python with pip, and write their lock.
+    LockWheels(lock_wheels::Args),
     /// Bring an image from a registry into a layout folder; a broken download goes on where it was.
     Pull(pull::Args),
     /// Take an image that was built by hand out of this node's docker, with digests that stay.
@@ -45,10 +51,14 @@ enum Command {
     Push(push::Args),
     /// Show on every node which image the lane wants, docker has and the engine runs.
     Status(status::Args),
+    /// Show an image of a layout folder: digests, config, layers and what made them.
+    Inspect(inspect::Args),
+    /// Show why two images have different digests: config, layers, files.
+    Diff(diff::Args),
+    /// Prove an image of a layout folder: sizes, digests, diff_ids, rules of layers, RECORDs.
+    Verify(verify::Args),
     /// Serve a layout folder as a read-only registry on 127.0.0.1.
     Serve(serve::Args),
-    /// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
-    Verify(verify::Args),
 }
 
 /// Runs the subcommand.
@@ -59,7 +69,10 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     match args.command {
         Command::Build(args) => build::run(args),
         Command::Adopt(args) => adopt::run(args),
+        Command::Diff(args) => diff::run(args),
         Command::Gc(args) => gc::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::LockWheels(args) => lock_wheels::run(args),
         Command::Pin(args) => pin::run(args),
         Command::Pull(args) => pull::run(args),
         Command::Push(args) => push::run(args),

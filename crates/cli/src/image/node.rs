@@ -1,8 +1,9 @@
-//! The node's side of staging an image: `sparklane node image-state | image-stage | image-feed`.
+//! The node's side of staging an image: `sparklane node image-state | image-stage | image-serve`.
 
 use std::io::{BufReader, Write as _};
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,10 @@ use sparklane_host::{HostError, HostPaths, closure, profile};
 use sparklane_oci::docker::{Docker, SOCKET, StoreKind};
 use sparklane_oci::node::{From, Order, Said, StagedImage, Wanted, Watch};
 use sparklane_oci::registry::{Credentials, Event, Http, PullOptions, Registry, RegistryError, RepoSource, Timeouts};
-use sparklane_oci::source::{Fed, Nowhere, feed as feed_layout, read_line};
+use sparklane_oci::source::{Nowhere, read_line};
 use sparklane_oci::{Digest, Layout, OciError, Reference, node};
+use sparklane_weights::agent;
+use sparklane_weights::images::{self, ImageServeRequest, RailSource};
 use tokio::runtime::Runtime;
 
 use super::common::{STORE, size};
@@ -118,10 +121,11 @@ fn listed() -> Result<(Vec<Listed>, u64), OciError> {
     Ok((rows, layout.blobs()?.iter().map(|(_, size)| size).sum()))
 }
 
-/// Answers questions for blobs on stdin until it closes.
-pub fn feed(rate: Option<u64>) -> Result<(), HostError> {
+/// Sends the blobs of an image to other nodes over the rails, as the request on stdin says, until stdin closes.
+pub fn serve() -> Result<(), HostError> {
     let layout = Layout::open_or_create(STORE).map_err(refused)?;
-    feed_layout(&layout, std::io::stdin().lock(), std::io::stdout().lock(), rate).map_err(refused)
+    let (request, stop) = agent::request::<ImageServeRequest>().map_err(refused)?;
+    images::serve(&layout, &request, &stop, &agent::to_stdout).map_err(refused)
 }
 
 /// Carries out the order on stdin. What happens goes to stderr, a JSON line each.
@@ -153,8 +157,9 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
     let runtime = runtime()?;
     let docker = runtime.block_on(Docker::connect(SOCKET))?;
     match &order.from {
-        From::Feed => {
-            let mut source = Fed::new(stdin, std::io::stdout().lock());
+        From::Rails { key, rails, blobs } => {
+            let stop = until_closed(stdin);
+            let mut source = RailSource::new(&key.0, rails, blobs, order.rate, &stop)?;
             node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
         From::Here => node::stage(&layout, (&docker, &runtime), &order, &mut Nowhere, watch),
@@ -168,6 +173,17 @@ fn carry_out(watch: &Lines) -> Result<StagedImage, OciError> {
             node::stage(&layout, (&docker, &runtime), &order, &mut source, watch)
         }
     }
+}
+
+/// A flag that is set when stdin ends: the connection that the order came over is gone.
+fn until_closed(mut stdin: BufReader<std::io::Stdin>) -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let ended = Arc::clone(&stop);
+    std::thread::spawn(move || {
+        while matches!(read_line(&mut stdin), Ok(Some(_))) {}
+        ended.store(true, Ordering::Relaxed);
+    });
+    stop
 }
 
 /// One line; who listened may be gone, and the work goes on all the same.

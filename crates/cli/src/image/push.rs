@@ -5,9 +5,10 @@ use std::process::ExitCode;
 use camino::Utf8PathBuf;
 use serde::Serialize;
 use sparklane_oci::registry::push::push;
-use sparklane_oci::{Digest, Layout, Manifest, OciError, Reference};
+use sparklane_oci::{Digest, OciError, Reference};
 
 use super::common::{Reach, STORE, answer, block_on, short, size};
+use super::look::{choose, open};
 
 /// Send an image of a layout folder to a registry.
 #[derive(Debug, clap::Args)]
@@ -68,8 +69,8 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
 fn send(args: &Args) -> Result<Done, OciError> {
     let reference: Reference = args.reference.parse()?;
     let registry = args.reach.registry()?;
-    let layout = args.base.iter().fold(Layout::open(&args.layout)?, |l, base| l.with_shared(base));
-    let manifest = choose(&layout, args.image.as_deref())?;
+    let layout = open(&args.layout, &args.base)?;
+    let manifest = layout.manifest(&choose(&layout, args.image.as_deref())?)?;
     let repo = registry.repo_to_push(&reference, args.mount_from.as_deref())?;
     let quiet = args.json;
     let say = move |blob: &sparklane_oci::Descriptor, word: &str| {
@@ -86,19 +87,4 @@ fn send(args: &Args) -> Result<Done, OciError> {
         mounted: pushed.mounted,
         present: pushed.present,
     })
-}
-
-/// The image that is named, or the only one.
-fn choose(layout: &Layout, name: Option<&str>) -> Result<Manifest, OciError> {
-    let all = layout.list()?;
-    let fits = |(called, d): &&(Option<String>, sparklane_oci::Descriptor)| {
-        name.is_none_or(|n| called.as_deref() == Some(n) || d.digest.as_str() == n)
-    };
-    let found: Vec<_> = all.iter().filter(fits).collect();
-    let [(_, one)] = found.as_slice() else {
-        let names: Vec<String> = all.iter().map(|(n, d)| n.clone().unwrap_or_else(|| d.digest.to_string())).collect();
-        let why = format!("{} images fit; name one with --image: {}", found.len(), names.join(", "));
-        return Err(OciError::document(layout.root().as_str(), why));
-    };
-    layout.manifest(&one.digest)
 }

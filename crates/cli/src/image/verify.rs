@@ -2,29 +2,28 @@
 
 use std::process::ExitCode;
 
-use camino::Utf8PathBuf;
-use sparklane_oci::verify::{Report, verify};
-use sparklane_oci::{Digest, Layout, OciError};
+use sparklane_oci::OciError;
+use sparklane_oci::verify::{Extent, Report, Weight, verify};
 
 use super::common::answer;
+use super::look::{Which, choose};
 
-/// Check an image in a layout: sizes, digests, diff_ids, history, media types, tree rules, RECORDs.
+/// Prove an image of a layout folder: every size, digest and diff_id, the rules of layers, RECORDs in the merged tree.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  sparklane image verify result
-  sparklane image verify result --base /var/lib/sparklane/images --json
+  sparklane image verify --layout /srv/images
+  sparklane image verify vllm --layout result --ours-only
 
-Exit codes: 0 all holds, 1 something does not, 2 usage, 3 it could not be read.")]
+Exit codes: 0 nothing is wrong (there may be notices about the base), 1 refused, 3 could not be read.")]
 pub struct Args {
-    /// The layout folder.
-    layout: Utf8PathBuf,
-    /// Digest of the manifest; without, the layout must list one image.
-    #[arg(long, value_name = "DIGEST")]
-    manifest: Option<Digest>,
-    /// Layout that holds the base's layers. Without them only what is ours is looked at.
-    #[arg(long, value_name = "DIR")]
-    base: Option<Utf8PathBuf>,
-    /// Print the report as JSON on stdout.
+    /// Name or manifest digest of the image [default: the only one]
+    image: Option<String>,
+    #[command(flatten)]
+    which: Which,
+    /// The base's layers may be elsewhere; what needs them is not judged.
+    #[arg(long)]
+    ours_only: bool,
+    /// Print one JSON object on stdout.
     #[arg(long)]
     json: bool,
 }
@@ -34,36 +33,27 @@ pub struct Args {
 /// # Errors
 /// Never; failures are exit codes with a line.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
-    let report = look(&args);
-    let holds = report.as_ref().is_ok_and(|r| r.problems.is_empty());
-    let shown = answer(args.json, report, text);
-    Ok(if holds || shown != ExitCode::SUCCESS { shown } else { ExitCode::from(1) })
-}
-
-fn look(args: &Args) -> Result<Report, OciError> {
-    let mut layout = Layout::open(args.layout.clone())?;
-    if let Some(base) = &args.base {
-        layout = layout.with_shared(base.clone());
-    }
-    let digest = match &args.manifest {
-        Some(digest) => digest.clone(),
-        None => only(&layout)?,
+    let extent = if args.ours_only { Extent::OursOnly } else { Extent::Whole };
+    let prove = || -> Result<Report, OciError> {
+        let layout = args.which.open()?;
+        verify(&layout, &choose(&layout, args.image.as_deref())?, extent)
     };
-    verify(&layout, &digest)
-}
-
-fn only(layout: &Layout) -> Result<Digest, OciError> {
-    match layout.list()?.as_slice() {
-        [(_, one)] => Ok(one.digest.clone()),
-        all => {
-            let why = format!("it lists {} images; name one with --manifest", all.len());
-            Err(OciError::document(layout.root().as_str(), why))
-        }
-    }
+    let report = prove();
+    let refused = report.as_ref().is_ok_and(|r| !r.good());
+    let code = answer(args.json, report, text);
+    Ok(if refused { ExitCode::from(1) } else { code })
 }
 
 fn text(report: &Report) -> String {
-    let lines = |word: &'static str, of: &[String]| of.iter().map(move |l| format!("{word} {l}")).collect::<Vec<_>>();
-    let all = [lines("ok     ", &report.proved), lines("note   ", &report.notes), lines("problem", &report.problems)];
-    all.concat().join("\n")
+    let mut out = String::new();
+    for finding in &report.findings {
+        let word = if finding.weight == Weight::Problem { "PROBLEM" } else { "notice " };
+        out += &format!("{word} {}: {}\n", finding.at, finding.what);
+    }
+    let verdict = if report.good() { "good" } else { "refused" };
+    out += &format!(
+        "{verdict}: {} ({} of {} layers read, {} of them ours, {} entries)",
+        report.manifest, report.read, report.layers, report.ours, report.entries
+    );
+    out
 }

@@ -14,7 +14,7 @@ use sparklane_weights::store::Presence;
 use sparklane_weights::transfer::{Progress, Pull, PullOptions};
 use sparklane_weights::{BlobSet, Store, WeightsError, preflight};
 
-use super::local::progress_line;
+use super::progress::Display;
 use super::{Place, bytes, manifest, print};
 
 /// How the hub or a mirror is reached.
@@ -136,7 +136,10 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
     };
     let (progress, stop, ended) = (Progress::default(), AtomicBool::new(false), AtomicBool::new(false));
     let receipt = std::thread::scope(|scope| {
-        scope.spawn(|| tell(&progress, set.blobs().len(), set.bytes(), &ended));
+        scope.spawn(|| {
+            let display = Display::new();
+            sparklane_weights::agent::tell(&progress, &set, &ended, &|event| display.told("", event));
+        });
         let receipt = Pull::new(&staging, &dial, options, &progress, &stop).run();
         ended.store(true, Ordering::Relaxed);
         receipt
@@ -148,19 +151,4 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
         println!("{folder}");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn tell(progress: &Progress, files: usize, total: u64, ended: &AtomicBool) {
-    let (mut last, mut ticks) = (0, 0_u32);
-    while !ended.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(50));
-        ticks += 1;
-        if ticks % 40 == 0 {
-            let (done, fetched) = (progress.done.load(Ordering::Relaxed), progress.fetched.load(Ordering::Relaxed));
-            let rate = fetched.saturating_sub(last) / 2;
-            last = fetched;
-            let complete = progress.files.load(Ordering::Relaxed);
-            eprintln!("{complete} of {files} files, {}", progress_line(done, total, rate));
-        }
-    }
 }

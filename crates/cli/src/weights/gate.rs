@@ -3,14 +3,16 @@
 use camino::Utf8Path;
 use sparklane_host::HostError;
 use sparklane_host::stage::{Context, StageStep};
+use sparklane_host::status::WeightsStatus;
+use sparklane_lane::generation::Weights;
 use sparklane_lane::{Generation, WeightsManifest};
 use sparklane_weights::Store;
 use sparklane_weights::store::Presence;
 
 /// The check of a staging.
-pub struct Weights;
+pub struct Gate;
 
-impl StageStep for Weights {
+impl StageStep for Gate {
     fn name(&self) -> &'static str {
         "weights"
     }
@@ -26,8 +28,35 @@ impl StageStep for Weights {
 /// What is missing, and the command that brings it.
 pub fn check(generation: &Generation, closure: &Utf8Path) -> Result<(), String> {
     let Some(wanted) = &generation.weights else { return Ok(()) };
-    let file = closure.join("weights.json");
-    let text = std::fs::read_to_string(&file).map_err(|e| format!("{file}: {e}"))?;
+    let (folder, file) = (&wanted.path, closure.join("weights.json"));
+    match presence(wanted, &file)? {
+        Presence::Proved(_) => Ok(()),
+        Presence::Unproved(why) => {
+            let why = why.first().cloned().unwrap_or_default();
+            Err(format!("{why}; prove it: sparklane weights verify --deep {file}, mend it: sparklane weights send"))
+        }
+        Presence::Partial | Presence::Absent => Err(format!(
+            "{folder} is not there; fetch or adopt it on one node, then: sparklane weights send (deploy does that by itself)"
+        )),
+    }
+}
+
+/// What the node's status says of a generation's weights.
+pub fn status(generation: &Generation, closure: &Utf8Path) -> Option<WeightsStatus> {
+    let wanted = generation.weights.as_ref()?;
+    let (state, why) = match presence(wanted, &closure.join("weights.json")) {
+        Ok(Presence::Proved(_)) => ("proved", None),
+        Ok(Presence::Unproved(why)) => ("unproved", why.into_iter().next()),
+        Ok(Presence::Partial) => ("partial", None),
+        Ok(Presence::Absent) => ("absent", None),
+        Err(why) => ("unknown", Some(why)),
+    };
+    let (model, manifest) = (wanted.model.clone(), wanted.manifest.clone());
+    Some(WeightsStatus { model, manifest, state: state.to_owned(), why })
+}
+
+fn presence(wanted: &Weights, file: &Utf8Path) -> Result<Presence, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{file}: {e}"))?;
     let manifest =
         WeightsManifest::parse(&text).map_err(|_| format!("{file} is no manifest of this tool's version"))?;
     if manifest.id() != wanted.manifest {
@@ -39,16 +68,7 @@ pub fn check(generation: &Generation, closure: &Utf8Path) -> Result<(), String> 
     if store.folder(&manifest) != folder {
         return Err(format!("the generation expects {folder}, its manifest is kept in {}", store.folder(&manifest)));
     }
-    match store.presence(&manifest).map_err(|e| e.to_string())? {
-        Presence::Proved(_) => Ok(()),
-        Presence::Unproved(why) => {
-            let why = why.first().cloned().unwrap_or_default();
-            Err(format!("{why}; prove it: sparklane weights verify --deep {file}"))
-        }
-        Presence::Partial | Presence::Absent => Err(format!(
-            "{folder} is not there; fetch or adopt it on one node, then: sparklane weights send (deploy does that by itself)"
-        )),
-    }
+    store.presence(&manifest).map_err(|e| e.to_string())
 }
 
 #[cfg(test)]

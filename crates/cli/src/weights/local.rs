@@ -7,25 +7,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sparklane_host::{HostPaths, profile, releases};
+use sparklane_lane::NodeName;
 use sparklane_weights::adopt;
 use sparklane_weights::proof::How;
-use sparklane_weights::store::{Entry, Presence};
+use sparklane_weights::store::{Entry, Presence, ROOT};
 use sparklane_weights::{Store, WeightsError, agent, hfview, preflight};
 
 use super::{Place, bytes, manifest, print};
+use crate::deploy::Reach;
 
 /// Prove a manifest's files: by record, size, time and inode, or with --deep by every byte.
 #[derive(Debug, clap::Args)]
 pub struct VerifyArgs {
-    /// Manifest.
-    manifest: Utf8PathBuf,
+    /// Manifest; `-` reads it from stdin.
+    pub manifest: Utf8PathBuf,
     /// Read every byte; while an engine serves, at the lowest priority.
     #[arg(long)]
-    deep: bool,
+    pub deep: bool,
+    /// Folder of the node's weights.
+    #[arg(long, value_name = "DIR", default_value = ROOT)]
+    store: Utf8PathBuf,
+    /// From the control host: compare a node with another one, the head unless --node names it.
+    #[arg(long, value_name = "NODE")]
+    pub against: Option<NodeName>,
+    /// The node that is compared [default: the head]
+    #[arg(long, value_name = "NODE", requires = "against")]
+    pub node: Option<NodeName>,
     #[command(flatten)]
-    place: Place,
+    pub reach: Reach,
+}
+
+/// Show what is in this node's store and whether it is proved; with --cluster, on every node side by side.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// Folder of the node's weights.
+    #[arg(long, value_name = "DIR", default_value = ROOT)]
+    pub store: Utf8PathBuf,
+    #[command(flatten)]
+    pub reach: Reach,
 }
 
 /// Take files that are on this node already: a folder, or a Hugging Face cache of either layout.
@@ -56,15 +77,18 @@ pub struct GcArgs {
     place: Place,
 }
 
-#[derive(Serialize)]
+/// What a node has of one manifest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
-    name: String,
+pub struct Row {
+    /// Name of its folder.
+    pub name: String,
     /// `proved`, `unproved`, `partial` or `absent`.
-    state: &'static str,
+    pub state: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     how: Option<How>,
-    why: Vec<String>,
+    /// What keeps it from being proved.
+    pub why: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,10 +103,11 @@ impl Row {
             Presence::Partial => ("partial", None, Vec::new()),
             Presence::Absent => ("absent", None, Vec::new()),
         };
-        Self { name, state, how, why, disk_bytes: None, manifest: None }
+        Self { name, state: state.to_owned(), how, why, disk_bytes: None, manifest: None }
     }
 
-    fn line(&self) -> String {
+    /// One line for people.
+    pub fn line(&self) -> String {
         let size = self.disk_bytes.map_or_else(String::new, |b| format!("{:>10}  ", bytes(b)));
         let why = self.why.first().map_or_else(String::new, |w| format!(": {w}"));
         format!("{size}{:<8} {}{why}", self.state, self.name)
@@ -105,13 +130,13 @@ fn row_of(store: &Store, entry: &Entry) -> Result<Row, WeightsError> {
 ///
 /// # Errors
 /// When the store cannot be listed.
-pub fn status(place: &Place) -> Result<ExitCode, WeightsError> {
-    let store = Store::at(&place.store);
+pub fn status(args: &StatusArgs) -> Result<ExitCode, WeightsError> {
+    let store = Store::at(&args.store);
     let rows: Vec<Row> = store.entries()?.iter().map(|e| row_of(&store, e)).collect::<Result<_, _>>()?;
-    if place.json {
+    if args.reach.json() {
         print(&rows)?;
     } else if rows.is_empty() {
-        println!("no weights in {}", place.store);
+        println!("no weights in {}", args.store);
     } else {
         rows.iter().for_each(|row| println!("{}", row.line()));
     }
@@ -123,7 +148,10 @@ pub fn status(place: &Place) -> Result<ExitCode, WeightsError> {
 /// # Errors
 /// When the manifest cannot be read or the store not be asked.
 pub fn verify(args: &VerifyArgs) -> Result<ExitCode, WeightsError> {
-    let (store, manifest) = (Store::at(&args.place.store), manifest(&args.manifest)?);
+    if args.deep {
+        super::polite::when_serving();
+    }
+    let (store, manifest) = (Store::at(&args.store), manifest(&args.manifest)?);
     let mut presence = store.presence(&manifest)?;
     if args.deep && !matches!(presence, Presence::Absent | Presence::Partial) {
         let meter = Meter::new(manifest.bytes());
@@ -134,7 +162,7 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode, WeightsError> {
     let good = matches!(presence, Presence::Proved(_));
     let mut row = Row::new(manifest.store_name(), presence);
     row.manifest = Some(manifest.id());
-    if args.place.json {
+    if args.reach.json() {
         print(&row)?;
     } else {
         println!("{}", row.line());
@@ -280,14 +308,8 @@ impl Meter {
         {
             *said = Instant::now();
             let secs = self.started.elapsed().as_secs_f64().max(0.001);
-            eprintln!("{}", progress_line(done, self.total, (done as f64 / secs) as u64));
+            eprintln!("{}", super::progress::line(done, self.total, (done as f64 / secs) as u64));
         }
         true
     }
-}
-
-/// `12.0 GB of 166.9 GB, 4.8 GB/s, 32 s left`.
-pub fn progress_line(done: u64, total: u64, rate: u64) -> String {
-    let left = total.saturating_sub(done).checked_div(rate).map_or_else(String::new, |s| format!(", {s} s left"));
-    format!("{} of {}, {}/s{left}", bytes(done), bytes(total), bytes(rate))
 }

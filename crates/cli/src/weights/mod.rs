@@ -4,6 +4,9 @@ mod ends;
 mod fetch;
 pub mod gate;
 mod local;
+mod nodes;
+mod polite;
+mod progress;
 mod send;
 
 use std::process::ExitCode;
@@ -20,8 +23,10 @@ use sparklane_weights::store::ROOT;
   sparklane weights lock deepseek-ai/DeepSeek-V4-Flash-0731@9e165c30e2704aec5d9d593cce3eebd58bbef1cb
   sudo sparklane weights fetch nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights status
+  sparklane weights status --cluster lab
   sudo sparklane weights adopt /models/0731 --manifest nix/weights/deepseek-v4-flash-0731.json
   sudo sparklane weights verify nix/weights/deepseek-v4-flash-0731.json --deep
+  sparklane weights verify nix/weights/deepseek-v4-flash-0731.json --against worker --cluster sparks
   sparklane weights send nix/weights/deepseek-v4-flash-0731.json --cluster sparks --while-serving
   sudo sparklane weights gc
 
@@ -48,11 +53,8 @@ enum What {
     Lock(fetch::LockArgs),
     /// Download a manifest's files from the hub or a mirror, prove them and make them visible.
     Fetch(fetch::FetchArgs),
-    /// Show what is in this node's store and whether it is proved.
-    Status {
-        #[command(flatten)]
-        place: Place,
-    },
+    /// Show what is in this node's store and whether it is proved; with --cluster, on every node side by side.
+    Status(local::StatusArgs),
     /// Prove a manifest's files: by record, size, time and inode, or with --deep by every byte.
     Verify(local::VerifyArgs),
     /// Take files that are on this node already: a folder, or a Hugging Face cache of either layout.
@@ -89,7 +91,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let done = match args.command {
         What::Lock(args) => fetch::lock(&args),
         What::Fetch(args) => fetch::fetch(&args),
-        What::Status { place } => local::status(&place),
+        What::Status(args) if args.reach.cluster().is_some() => return Ok(nodes::status(&args)),
+        What::Status(args) => local::status(&args),
+        What::Verify(args) if args.against.is_some() => return Ok(nodes::compare(&args)),
         What::Verify(args) => local::verify(&args),
         What::Adopt(args) => local::adopt(&args),
         What::View { manifest, place } => local::view(&manifest, &place),
@@ -105,12 +109,13 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     }))
 }
 
-/// Reads a manifest file.
+/// Reads a manifest file; `-` is stdin.
 ///
 /// # Errors
 /// All its problems, refused.
 pub fn manifest(path: &Utf8Path) -> Result<WeightsManifest, WeightsError> {
-    let text = std::fs::read_to_string(path).map_err(|e| WeightsError::Refused(format!("{path}: {e}")))?;
+    let text = if path == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+    let text = text.map_err(|e| WeightsError::Refused(format!("{path}: {e}")))?;
     WeightsManifest::parse(&text).map_err(|problems| {
         let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
         WeightsError::Refused(format!("{path}: {}", lines.join("; ")))

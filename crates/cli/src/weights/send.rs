@@ -8,6 +8,7 @@ use sparklane_deploy::{DeployError, Flow};
 use sparklane_lane::NodeName;
 use sparklane_weights::agent::Event;
 
+use super::progress::Display;
 use crate::deploy::Reach;
 
 /// Send a manifest's files from the node that has them to the others, over both rails.
@@ -36,6 +37,9 @@ pub struct SendArgs {
     /// Connections per rail [default: up to 4, as there are cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
     connections: Option<u8>,
+    /// Seconds without any byte after which a receiver gives up and keeps what it has.
+    #[arg(long, value_name = "SECS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    give_up: u64,
     #[command(flatten)]
     reach: Reach,
 }
@@ -61,9 +65,13 @@ fn send(args: &SendArgs) -> Result<(), DeployError> {
         while_serving: args.while_serving,
         readback: args.readback,
         connections: args.connections.map(usize::from),
-        give_up_secs: None,
+        give_up_secs: Some(args.give_up),
     };
-    let receipts = flow.send_weights(&manifest, args.from.as_ref(), &args.to, &sending, &told)?;
+    let display = Display::new();
+    let told = |node: &str, event: &Event| display.told(node, event);
+    let receipts = flow.send_weights(&manifest, args.from.as_ref(), &args.to, &sending, &told);
+    drop(display);
+    let receipts = receipts?;
     if args.reach.json() {
         let rows: Vec<_> =
             receipts.iter().map(|(node, receipt)| serde_json::json!({ "node": node, "receipt": receipt })).collect();
@@ -84,15 +92,4 @@ fn send(args: &SendArgs) -> Result<(), DeployError> {
         );
     }
     Ok(())
-}
-
-/// Says what an end says.
-pub fn told(node: &str, event: &Event) {
-    match event {
-        Event::Progress { done, total, rate, .. } => {
-            eprintln!("{node:<8} {}", super::local::progress_line(*done, *total, *rate));
-        }
-        Event::Note(note) => eprintln!("{node:<8} {note}"),
-        _ => {}
-    }
 }

@@ -1,21 +1,24 @@
-//! Images onto the nodes before anything is staged: the head from the registry, the others from the head, serving untouched.
-//!
-//! The control host joins a worker's questions and the head's answers over the ssh connections it has; it reads none of it.
+//! Images onto the nodes before anything is staged: the head from the registry, the others from the head over the rails,
+//! serving untouched. The control host starts both ends and hands each the transfer's key; no byte passes through it.
 
-use std::io::{BufRead as _, BufReader, Write as _, copy};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use camino::Utf8PathBuf;
+use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
 use sparklane_oci::Reference;
-use sparklane_oci::node::{From, Order, Said, StagedImage, Wanted};
+use sparklane_oci::node::{From, Order, Said, StagedImage, TransferKey, Wanted};
+use sparklane_weights::agent::Event;
+use sparklane_weights::images::ImageServeRequest;
+use sparklane_weights::transfer::Key;
 
 use super::{Flow, all, died};
 use crate::error::DeployError;
 use crate::node::NodeHandle;
 use crate::plan::NodeFacts;
+use crate::weights::{READY, Running, rails_between};
 
 /// Silence after which a node counts as gone; it says something every 3 s.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -23,7 +26,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// How images come to the nodes.
 #[derive(Debug, Clone, Default)]
 pub struct ImageOptions {
-    /// Bytes per second that may be moved while an engine serves; without it nothing is.
+    /// Bytes per second that may be moved while an engine serves; without it no image is. Weights keep to it too.
     pub while_serving: Option<u64>,
     /// Registries that nodes may speak plain http to.
     pub plain_http: Vec<String>,
@@ -94,7 +97,7 @@ impl Flow<'_> {
         let others: Vec<Want<'_>> = others.into_iter().filter(|w| lacks(w)).cloned().collect();
         let Some(head) = head.first() else { return Err(died()) };
         self.take_from_registry(head, !others.is_empty(), rate)?;
-        all(self.at_once(&others, |want| self.take_from_head(head, want, rate))).map(drop)
+        self.take_from_head(head, &others, rate)
     }
 
     fn at_once<'w, T: Send>(
@@ -116,41 +119,38 @@ impl Flow<'_> {
             Err(_) => From::Here,
         };
         let order = Order { wanted: want.wanted.clone(), from, keep, rate };
-        let mut child = self.start(want, &order)?;
-        // Its questions go nowhere; without a reader it would wait at the first.
-        drop(child.stdin.take());
+        let child = self.start(want, &order)?;
         self.follow(want, child)
     }
 
-    fn take_from_head(&self, head: &Want<'_>, want: &Want<'_>, rate: Option<u64>) -> Result<(), DeployError> {
-        let limit = rate.map(|r| r.to_string());
-        let mut argv = vec![head.tool.as_str(), "node", "image-feed"];
-        if let Some(limit) = &limit {
-            argv.extend(["--rate", limit]);
+    /// One sender on the head for all that lack the image.
+    fn take_from_head(&self, head: &Want<'_>, others: &[Want<'_>], rate: Option<u64>) -> Result<(), DeployError> {
+        if others.is_empty() {
+            return Ok(());
         }
-        let mut feed = head.node.remote.command(&argv);
-        let feed = feed.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
-        let mut feed = feed.map_err(|e| head.refused(&format!("ssh cannot be started: {e}")))?;
-        let order = Order { wanted: want.wanted.clone(), from: From::Feed, keep: false, rate };
-        let mut child = match self.start(want, &order) {
-            Ok(child) => child,
-            Err(error) => {
-                end(feed);
-                return Err(error);
-            }
+        let key = Key::random().map_err(|e| head.refused(&e.to_string()))?.expose();
+        let from = self.end(head.node, &head.tool, Utf8Path::new("/"))?;
+        let request = ImageServeRequest {
+            key: key.clone(),
+            manifest: head.wanted.manifest.clone(),
+            listen: from.rails.iter().map(|r| r.address).collect(),
+            receivers: others.len(),
         };
-        let pipes = (child.stdout.take(), feed.stdin.take(), feed.stdout.take(), child.stdin.take());
-        let (Some(mut questions), Some(mut to_head), Some(mut answers), Some(mut to_worker)) = pipes else {
-            end(feed);
-            end(child);
-            return Err(died());
+        let mut sender = Running::start(&from, &["node", "image-serve"], &request, head.serves())?;
+        let (Some(Event::Offered(blobs)), Some(Event::Listening(listening))) = (sender.next(READY), sender.next(READY))
+        else {
+            return Err(sender.failed(false));
         };
-        // Each ends when its source closes, and closes its target by that.
-        std::thread::spawn(move || copy(&mut questions, &mut to_head));
-        std::thread::spawn(move || copy(&mut answers, &mut to_worker));
-        let done = self.follow(want, child);
-        end(feed);
-        done
+        let taken = self.at_once(others, |want| {
+            let to = self.end(want.node, &want.tool, Utf8Path::new("/"))?;
+            let rails = rails_between(&from, &listening, &to);
+            let from = From::Rails { key: TransferKey(key.clone()), rails, blobs: blobs.clone() };
+            let order = Order { wanted: want.wanted.clone(), from, keep: false, rate };
+            let child = self.start(want, &order)?;
+            self.follow(want, child)
+        });
+        sender.end();
+        all(taken).map(drop)
     }
 
     fn start(&self, want: &Want<'_>, order: &Order) -> Result<Child, DeployError> {
@@ -158,7 +158,7 @@ impl Flow<'_> {
         let mut line = serde_json::to_vec(order).map_err(|e| want.refused(&e.to_string()))?;
         line.push(b'\n');
         let mut command = want.node.remote.command(&[&want.tool, "node", "image-stage"]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| want.refused(&format!("ssh cannot be started: {e}")))?;
         if let Some(stdin) = child.stdin.as_mut() {
             // A node that ends at once says why on stderr.

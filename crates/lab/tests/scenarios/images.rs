@@ -11,18 +11,18 @@ use sparklane_oci::{Config, Digest, Layout, Manifest, fetch, media};
 
 use crate::support::{NODES, Rig, Said, TOOL, workspace};
 
-const PORT: u16 = 5055;
+pub const PORT: u16 = 5055;
 const LANES: [&str; 2] = ["lab-img-a", "lab-img-b"];
 
 /// Debian's docker-registry on this host, with what it says of its visitors.
-struct Registry {
+pub struct Registry {
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
     _dir: tempfile::TempDir,
 }
 
 impl Registry {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (file, root) = (dir.path().join("reg.yml"), dir.path().join("data"));
         let text = format!(
@@ -46,7 +46,7 @@ impl Registry {
     }
 
     /// How many blobs an address has fetched.
-    fn blobs_fetched_by(&self, address: &str) -> usize {
+    pub fn blobs_fetched_by(&self, address: &str) -> usize {
         let fetched =
             |line: &&String| line.starts_with(address) && line.contains("GET /v2/") && line.contains("/blobs/");
         self.log.lock().unwrap().iter().filter(fetched).count()
@@ -94,7 +94,7 @@ fn make(layout: &Layout, base: &Manifest, name: &str) -> Made {
     Made { manifest: manifest.digest().clone(), config: id, diff_ids }
 }
 
-fn layout(dir: &Utf8Path) -> (Layout, Manifest) {
+pub fn layout(dir: &Utf8Path) -> (Layout, Manifest) {
     let tar = std::fs::File::open(workspace().join("prebuilt/x86_64-linux/sim-image.tar")).unwrap();
     tar::Archive::new(tar).unpack(dir).unwrap();
     let layout = Layout::open_or_create(dir).unwrap();
@@ -120,15 +120,15 @@ fn publish(rig: &Rig) -> Vec<Made> {
     made
 }
 
-fn deploy(rig: &Rig, lane: &str, more: &[&str]) -> Said {
+pub fn deploy(rig: &Rig, lane: &str, more: &[&str]) -> Said {
     let plain = format!("{HOST_ADDRESS}:{PORT}");
     rig.app(&[&["deploy", lane, "--plain-http", &plain][..], more].concat())
 }
 
-const SLOWLY: [&str; 2] = ["--while-serving", "200M"];
+pub const SLOWLY: [&str; 2] = ["--while-serving", "200M"];
 
 /// What docker says that the engine's container runs.
-fn running(rig: &Rig, node: &str) -> String {
+pub fn running(rig: &Rig, node: &str) -> String {
     rig.sh(node, "docker inspect --format '{{.Image}}' $(docker ps -q)").trim().to_owned()
 }
 
@@ -138,7 +138,7 @@ fn diff_ids(rig: &Rig, node: &str, image: &str) -> Vec<String> {
 }
 
 /// No image of these lanes is left on a node of an earlier run.
-fn forget(rig: &Rig, node: &str) {
+pub fn forget(rig: &Rig, node: &str) {
     let script = "docker image ls -q 127.0.0.1:5177/sparklane/image | xargs -r docker image rm -f; \
                   rm -rf /var/lib/sparklane/images";
     rig.sh(node, script);
@@ -197,6 +197,7 @@ fn a_lane_whose_image_no_node_has_is_staged_with_serving_untouched() {
     assert_eq!(rig.sh("head", "systemctl show -p MainPID --value sparklane-engine"), serving);
     assert_eq!(rig.one_release("lab-a"), before);
 
+    let before_rails = rig.rails_carried("worker");
     let said = deploy(&rig, LANES[0], &SLOWLY);
     said.is(0, "committed");
     rig.one_release(LANES[0]);
@@ -206,6 +207,10 @@ fn a_lane_whose_image_no_node_has_is_staged_with_serving_untouched() {
     }
     assert_eq!(registry.blobs_fetched_by("10.77.0.10"), 3, "config and two layers");
     assert_eq!(registry.blobs_fetched_by("10.77.0.11"), 0, "the worker's come from the head");
+    // Over the rails, and past the control machine.
+    let carried = rig.rails_carried("worker");
+    let received = |rails: [(u64, u64); 2]| rails[0].1 + rails[1].1;
+    assert!(received(carried) - received(before_rails) > 2_000_000, "{before_rails:?} {carried:?}");
 
     // An image whose base is there: only its own layer moves.
     deploy(&rig, LANES[1], &SLOWLY).is(0, "committed");

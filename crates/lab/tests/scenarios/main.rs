@@ -16,4 +16,8 @@ mod images;
 mod network;
 mod operators;
 mod preflight;
+#[path = "../support/python.rs"]
+mod python;
+mod ray;
 mod switch;
+mod weights;

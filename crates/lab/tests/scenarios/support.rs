@@ -382,6 +382,17 @@ impl Rig {
         release
     }
 
+    /// Bytes that a node has sent and received over each rail.
+    pub fn rails_carried(&self, node: &str) -> [(u64, u64); 2] {
+        ["rail1", "rail2"].map(|rail| {
+            let counted = |what: &str| {
+                let text = self.sh(node, &format!("cat /sys/class/net/{rail}/statistics/{what}"));
+                text.trim().parse::<u64>().unwrap()
+            };
+            (counted("tx_bytes"), counted("rx_bytes"))
+        })
+    }
+
     /// As [`Rig::one_release`], after the nodes had time to end by themselves.
     #[track_caller]
     pub fn comes_to_one_release(&self, lane: &str, secs: u64) -> u64 {
@@ -397,8 +408,11 @@ impl Rig {
 }
 
 /// Builds the apps of the control machine's flake.
-fn apps(lab: &Lab) -> String {
-    let flake = ["--offline", "--no-write-lock-file", "--override-input", "prebuilt", "path:/root/prebuilt"];
+pub fn apps(lab: &Lab) -> String {
+    let mut flake = vec!["--offline", "--no-write-lock-file", "--override-input", "prebuilt", "path:/root/prebuilt"];
+    if lab.root("control").join("root/wheelhouse").exists() {
+        flake.extend(["--override-input", "wheelhouse", "path:/root/wheelhouse"]);
+    }
     let with = |words: &[&'static str], more: &[&'static str]| [&FEATURES[..], words, &flake, more].concat();
     lab.check("control", &with(&["run"], &["path:/root/sparklane#status", "--", "--help"])).unwrap();
     let program = "path:/root/sparklane#apps.x86_64-linux.deploy.program";

@@ -9,15 +9,16 @@ use std::fs::{self, File};
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Serialize;
 
+use super::binaries::{Binaries, collect};
 use super::config::{Added, check_count, documents};
 use super::edits::Parts;
-use super::spec::{Base, Layer, Spec};
+use super::spec::{Base, Expected, Layer, Spec};
 use super::{edits, explain, files, upgrade};
 use crate::base::{Overlay, TreeIndex};
 use crate::digest::Digest;
 use crate::error::OciError;
 use crate::fetch;
-use crate::layer::write_layer;
+use crate::layer::write_watched;
 use crate::layout::{Layout, write_atomic};
 use crate::manifest::{Config, Manifest, check_digest};
 
@@ -78,6 +79,19 @@ pub struct Built {
     pub warnings: Vec<String>,
 }
 
+impl Built {
+    /// What a later build must come to, and enough to say what moved when it does not.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        Expected {
+            manifest: self.manifest.clone(),
+            config: Some(self.config.clone()),
+            layers: Some(self.layers.iter().map(|l| l.digest.clone()).collect()),
+            keys: Some(self.keys.clone()),
+        }
+    }
+}
+
 /// Builds an image into `out`, which must not exist.
 ///
 /// # Errors
@@ -121,6 +135,7 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
     let spec = inputs.spec;
     let bad = refuse(spec);
     let mut overlay = Overlay::new(inputs.index);
+    let mut binaries = Binaries::new(&inputs.config.platform, inputs.index);
     let (mut layers, mut why, mut warnings) = (Vec::new(), Vec::new(), Vec::new());
     for (i, layer) in spec.layers.iter().enumerate() {
         let at = |e: String| bad(format!("layer {i} ({}): {e}", layer.title()));
@@ -129,7 +144,9 @@ fn fill(inputs: &Inputs<'_>, layout: &Layout) -> Result<Built, OciError> {
         why.extend(parts.why);
         warnings.extend(parts.warnings);
         let mut blob = layout.blob_writer()?;
-        let written = write_layer(&entries, &mut blob).map_err(|e| at(e.to_string()))?;
+        let mut found = collect(layout.root())?;
+        let written = write_watched(&entries, &mut blob, &mut found).map_err(|e| at(e.to_string()))?;
+        binaries.check(&found.found).map_err(at)?;
         let (digest, size) = blob.finish()?;
         check_digest("the layer on disk", &written.digest, digest.clone())?;
         layers.push(Added { digest, size, diff_id: written.diff_id, title: layer.title() });

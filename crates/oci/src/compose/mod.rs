@@ -1,5 +1,6 @@
 //! Images of ours: a pinned base, layers of ours on top, a changed config.
 
+pub mod binaries;
 pub mod build;
 pub mod config;
 pub mod edits;

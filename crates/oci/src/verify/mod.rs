@@ -1,156 +1,274 @@
-//! Verifying an image in a layout (R40): consumers do not check for us, many accept wrong sizes and paths that lead out.
+//! Proof of an image in a layout: every size, digest and diff_id, the rules of layers, the merged tree (R40).
+//!
+//! Consumers do not do this for us: docker takes a wrong size, podman a wrong diff_id, and both a layer that bricks the
+//! image (facts, section 3). A rule that only the base breaks is a notice: it is not ours to change.
 
-mod record;
 mod rules;
+mod tree;
+mod walk;
+
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::base::scan::{self, Keep, LayerScan};
-use crate::base::tree;
+pub use rules::{WHITEOUT, split};
+pub use tree::{Placed, Tree};
+pub use walk::{Item, Kind, Walked, walk};
+
 use crate::digest::Digest;
 use crate::error::OciError;
 use crate::layout::Layout;
-use crate::manifest::{Config, Manifest};
-use crate::media::{Compression, Kind};
+use crate::manifest::{Config, Descriptor, Manifest, check_digest, check_size};
+use crate::media;
 
-/// What was found.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+/// How the history of a config begins a row that this tool wrote.
+pub const OURS: &str = "sparklane: ";
+/// Most layers that the classic store of docker takes (R38).
+const LAYERS_MAX: usize = 125;
+/// Above this many there is a notice.
+const LAYERS_MANY: usize = 120;
+/// Rows that one rule is given before the rest is counted.
+const SHOWN: usize = 20;
+
+/// Whether a finding refuses the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Weight {
+    /// The image is not what it says, or a layer of ours breaks a rule.
+    Problem,
+    /// To be known; nothing of ours is wrong.
+    Notice,
+}
+
+/// One thing that was found.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Finding {
+    /// Whether it refuses the image.
+    pub weight: Weight,
+    /// Where: `manifest`, `config`, `layer 3 (sha256:…)`, `tree`.
+    pub at: String,
+    /// What.
+    pub what: String,
+}
+
+/// What was proved and what was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// What holds.
-    pub proved: Vec<String>,
-    /// What does not.
-    pub problems: Vec<String>,
-    /// What is not ours and not as it should be, or could not be looked at.
-    pub notes: Vec<String>,
+    /// Digest of the manifest.
+    pub manifest: Digest,
+    /// Digest of the config.
+    pub config: Digest,
+    /// Number of layers.
+    pub layers: usize,
+    /// How many of them, the topmost, are ours.
+    pub ours: usize,
+    /// How many of them were read to their end.
+    pub read: usize,
+    /// Entries in those.
+    pub entries: usize,
+    /// What was found, problems first.
+    pub findings: Vec<Finding>,
 }
 
-/// Verifies an image. Layers of the base that the layout lacks are noted, not refused; layers of ours must be here.
+impl Report {
+    /// True when there is no problem.
+    #[must_use]
+    pub fn good(&self) -> bool {
+        self.findings.iter().all(|f| f.weight == Weight::Notice)
+    }
+}
+
+/// Whether layers may be missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Every blob must be here.
+    Whole,
+    /// The base's blobs may be elsewhere, as in what the flake builds; what needs them is not judged.
+    OursOnly,
+}
+
+/// Proves an image of a layout.
 ///
 /// # Errors
-/// When manifest or config cannot be read at all.
-pub fn verify(layout: &Layout, digest: &Digest) -> Result<Report, OciError> {
-    let manifest = layout.manifest(digest)?;
-    manifest.check_image()?;
+/// When manifest or config cannot be read at all; everything else is a finding.
+pub fn verify(layout: &Layout, manifest: &Digest, extent: Extent) -> Result<Report, OciError> {
+    let manifest = layout.manifest(manifest)?;
     let config = layout.config(&manifest)?;
-    let mut report = Report::default();
-    report.proved.push(format!("manifest {digest} and config {} are what they are named", config.digest()));
-    documents(&manifest, &config, &mut report);
-    let ours = ours(&config).min(manifest.layers.len());
-    let scans = layers(layout, &manifest, &config, manifest.layers.len() - ours, &mut report);
-    if let Some(scans) = scans {
-        merged(&manifest, scans, manifest.layers.len() - ours, &mut report);
+    let ours = our_layers(&config).min(manifest.layers.len());
+    let mut work =
+        Work { layout, extent, ours, layers: manifest.layers.len(), read: 0, entries: 0, findings: Vec::new() };
+    work.documents(&manifest, &config);
+    let tree = work.read_layers(&manifest, &config);
+    if let Some(tree) = &tree {
+        work.records(tree);
     }
-    Ok(report)
+    work.findings.sort();
+    Ok(Report {
+        manifest: manifest.digest().clone(),
+        config: manifest.config.digest.clone(),
+        layers: work.layers,
+        ours,
+        read: work.read,
+        entries: work.entries,
+        findings: work.findings,
+    })
 }
 
-/// Number of layers that this tool put on top, by the history that it wrote.
-fn ours(config: &Config) -> usize {
-    let rows = full_history(config);
-    rows.iter().rev().take_while(|by| by.starts_with("sparklane: ")).count()
+/// Rows of history that stand for a layer; `None` where there is no history.
+#[must_use]
+pub fn history(config: &Config) -> Option<Vec<&Value>> {
+    let rows = config.tree().get("history").and_then(Value::as_array)?;
+    Some(rows.iter().filter(|r| r.get("empty_layer").and_then(Value::as_bool) != Some(true)).collect())
 }
 
-/// `created_by` of the rows that stand for layers.
-fn full_history(config: &Config) -> Vec<String> {
-    let rows = config.tree().get("history").and_then(Value::as_array).cloned().unwrap_or_default();
-    let full = rows.iter().filter(|row| row.get("empty_layer").and_then(Value::as_bool) != Some(true));
-    full.map(|row| row.get("created_by").and_then(Value::as_str).unwrap_or_default().to_owned()).collect()
+/// How many of the topmost layers this tool wrote, by the config's history.
+#[must_use]
+pub fn our_layers(config: &Config) -> usize {
+    let by = |row: &&&Value| row.get("created_by").and_then(Value::as_str).is_some_and(|by| by.starts_with(OURS));
+    history(config).map_or(0, |rows| rows.iter().rev().take_while(by).count())
 }
 
-fn documents(manifest: &Manifest, config: &Config, report: &mut Report) {
-    let (rows, layers) = (full_history(config).len(), manifest.layers.len());
-    if rows == layers {
-        report.proved.push(format!("{layers} layers, diff_ids and rows of history"));
-    } else {
-        report.problems.push(format!("{layers} layers, but {rows} rows of history that are not empty"));
+struct Work<'a> {
+    layout: &'a Layout,
+    extent: Extent,
+    ours: usize,
+    layers: usize,
+    read: usize,
+    entries: usize,
+    findings: Vec<Finding>,
+}
+
+impl Work<'_> {
+    fn say(&mut self, weight: Weight, at: &str, what: impl Into<String>) {
+        self.findings.push(Finding { weight, at: at.to_owned(), what: what.into() });
     }
-    let foreign = std::iter::once(&manifest.config).chain(&manifest.layers).find(|d| match d.kind() {
-        Kind::Layer(family, _) | Kind::Config(family) => family != manifest.family(),
-        _ => true,
-    });
-    match foreign {
-        None => report.proved.push(format!("media types are all {}", manifest.family())),
-        Some(d) => report.problems.push(format!("a {} manifest names a {}", manifest.family(), d.media_type)),
-    }
-    match config.tree().get("created").and_then(Value::as_str) {
-        Some("") => report.problems.push("the config's created is empty, which docker refuses".into()),
-        Some(text) if text.parse::<jiff::Timestamp>().is_err() => {
-            report.problems.push(format!("the config's created is no time: {text}"));
+
+    /// Many of one kind: the first are shown, the rest is counted.
+    fn say_all(&mut self, weight: Weight, at: &str, all: Vec<String>) {
+        let more = all.len().saturating_sub(SHOWN);
+        all.into_iter().take(SHOWN).for_each(|what| self.say(weight, at, what));
+        if more > 0 {
+            self.say(weight, at, format!("and {more} more"));
         }
-        _ => {}
     }
-}
 
-/// Reads every layer that is here; gives all scans when all are.
-fn layers(
-    layout: &Layout,
-    manifest: &Manifest,
-    config: &Config,
-    first: usize,
-    report: &mut Report,
-) -> Option<Vec<LayerScan>> {
-    let (mut scans, mut absent, mut bad) = (Vec::new(), 0, false);
-    for (i, (descriptor, diff_id)) in manifest.layers.iter().zip(&config.diff_ids).enumerate() {
-        if i < first && !layout.has(&descriptor.digest) {
-            absent += 1;
-            continue;
+    /// What a rule weighs that only images of ours must keep.
+    fn weight(&self) -> Weight {
+        if self.ours > 0 { Weight::Problem } else { Weight::Notice }
+    }
+
+    fn documents(&mut self, manifest: &Manifest, config: &Config) {
+        if let Err(e) = manifest.check_image() {
+            self.say(Weight::Problem, "manifest", e.to_string());
         }
-        match layer(layout, descriptor, diff_id, i >= first, report) {
-            Ok(scan) => scans.push(scan),
-            Err(why) => {
-                bad = true;
-                report.problems.push(format!("layer {i} ({}): {why}", descriptor.digest));
+        if let Err(e) = check_size("config", manifest.config.size, config.bytes().len() as u64) {
+            self.say(Weight::Problem, "manifest", e.to_string());
+        }
+        let family = |d: &Descriptor| match d.kind() {
+            media::Kind::Layer(family, _) | media::Kind::Config(family) => Some(family),
+            _ => None,
+        };
+        let mixed = |d: &&Descriptor| family(d).is_some_and(|f| f != manifest.family());
+        let mine = manifest.layers.len() - self.ours;
+        if let Some(d) = manifest.layers[mine..].iter().find(mixed) {
+            self.say(Weight::Problem, "manifest", format!("a layer of ours is a {} (R19)", d.media_type));
+        } else if let Some(d) = std::iter::once(&manifest.config).chain(&manifest.layers).find(mixed) {
+            self.say(Weight::Notice, "manifest", format!("a {} is among {} types", d.media_type, manifest.family()));
+        }
+        match self.layers {
+            n if n > LAYERS_MAX => {
+                self.say(
+                    Weight::Problem,
+                    "manifest",
+                    format!("{n} layers; docker's classic store ends at {LAYERS_MAX} (R38)"),
+                );
+            }
+            n if n > LAYERS_MANY => self.say(Weight::Notice, "manifest", format!("{n} layers of at most {LAYERS_MAX}")),
+            _ => {}
+        }
+        let (weight, rows) = (self.weight(), history(config).map(|rows| rows.len()));
+        if rows != Some(self.layers) {
+            let rows = rows.map_or("no history".into(), |n| format!("{n} rows of history"));
+            self.say(weight, "config", format!("{rows} for {} layers; building on it fails (R18)", self.layers));
+        }
+        match config.tree().get("created") {
+            None => {}
+            Some(Value::String(time)) if time.parse::<jiff::Timestamp>().is_ok() => {}
+            Some(other) => self.say(Weight::Problem, "config", format!("created is {other}, no time (R19)")),
+        }
+    }
+
+    /// Reads the layers, lowest first; gives the tree when all were here.
+    fn read_layers(&mut self, manifest: &Manifest, config: &Config) -> Option<Tree> {
+        let mut tree = Some(Tree::default());
+        let mut seen: BTreeMap<&Digest, usize> = BTreeMap::new();
+        for (i, (descriptor, diff_id)) in manifest.layers.iter().zip(&config.diff_ids).enumerate() {
+            let at = format!("layer {i} ({})", descriptor.digest);
+            if let Some(first) = seen.insert(&descriptor.digest, i) {
+                self.say(Weight::Notice, &at, format!("is layer {first} again"));
+            }
+            let ours = i + self.ours >= self.layers;
+            if !self.layout.has(&descriptor.digest) {
+                let weight = if ours || self.extent == Extent::Whole { Weight::Problem } else { Weight::Notice };
+                self.say(weight, &at, "is not here; not proved");
+                tree = None;
+                continue;
+            }
+            match self.layer(&at, descriptor, diff_id) {
+                Ok(walked) => self.judge(&at, i, ours, walked, tree.as_mut()),
+                Err(e) => {
+                    self.say(Weight::Problem, &at, e.to_string());
+                    tree = None;
+                }
             }
         }
+        tree
     }
-    if absent > 0 {
-        report.notes.push(format!("{absent} layers of the base are not here, so the whole tree was not looked at"));
-    }
-    if !bad {
-        let here = manifest.layers.len() - absent;
-        report.proved.push(format!(
-            "size, digest and diff_id of {here} layers, tree rules of {}",
-            here.min(manifest.layers.len() - first)
-        ));
-    }
-    (absent == 0 && !bad).then_some(scans)
-}
 
-fn layer(
-    layout: &Layout,
-    descriptor: &crate::Descriptor,
-    diff_id: &Digest,
-    ours: bool,
-    report: &mut Report,
-) -> Result<LayerScan, String> {
-    layout.prove_blob(descriptor).map_err(|e| e.to_string())?;
-    let open = || layout.open_blob(&descriptor.digest).map(|(file, _)| file).map_err(|e| e.to_string());
-    let scan = scan::layer(open()?, &Keep::new())?;
-    if scan.diff_id != *diff_id {
-        return Err(format!("its diff_id is {}, the config says {diff_id}", scan.diff_id));
+    fn layer(&mut self, at: &str, descriptor: &Descriptor, diff_id: &Digest) -> Result<Walked, OciError> {
+        let (file, size) = self.layout.open_blob(&descriptor.digest)?;
+        check_size(at, descriptor.size, size)?;
+        let walked = walk(at, file)?;
+        check_digest(at, &descriptor.digest, walked.digest.clone())?;
+        check_digest(&format!("{at}, unpacked,"), diff_id, walked.diff_id.clone())?;
+        if let media::Kind::Layer(_, said) = descriptor.kind()
+            && said != walked.compression
+        {
+            self.say(Weight::Notice, at, format!("is {:?}, but typed {}", walked.compression, descriptor.media_type));
+        }
+        Ok(walked)
     }
-    if let Kind::Layer(_, said) = descriptor.kind() {
-        let mut head = [0; 4];
-        let n = std::io::Read::read(&mut open()?, &mut head).map_err(|e| e.to_string())?;
-        let is = Compression::sniff(&head[..n]);
-        if is != said {
-            report.notes.push(format!("{} is said to be {said:?}, it is {is:?}", descriptor.digest));
+
+    fn judge(&mut self, at: &str, layer: usize, ours: bool, walked: Walked, tree: Option<&mut Tree>) {
+        self.read += 1;
+        self.entries += walked.items.len();
+        let weight = if ours { Weight::Problem } else { Weight::Notice };
+        let (outside, rest) = rules::any_layer(&walked).into_iter().partition(|w: &String| w.contains("leads out"));
+        self.say_all(Weight::Problem, at, outside);
+        self.say_all(weight, at, rest);
+        if ours {
+            self.say_all(weight, at, rules::our_layer(&walked));
+        }
+        if let Some(tree) = tree {
+            if ours {
+                self.say_all(weight, at, tree.judge(&walked.items));
+            }
+            tree.apply(layer, walked.items);
         }
     }
-    if ours {
-        rules::check(open()?)?;
+
+    /// Distributions that layers of ours touch must be whole; others are the base's.
+    fn records(&mut self, tree: &Tree) {
+        let first_of_ours = self.layers - self.ours;
+        let found = tree.records();
+        let (ours, base): (Vec<_>, Vec<_>) = found.into_iter().partition(|(layer, _)| *layer >= first_of_ours);
+        let texts = |rows: Vec<(usize, String)>| rows.into_iter().map(|(_, what)| what).collect();
+        self.say_all(Weight::Problem, "tree", texts(ours));
+        self.say_all(Weight::Notice, "tree", texts(base));
     }
-    Ok(scan)
 }
 
-fn merged(manifest: &Manifest, scans: Vec<LayerScan>, first: usize, report: &mut Report) {
-    let layers: Vec<Digest> = manifest.layers.iter().map(|l| l.digest.clone()).collect();
-    // Twice: where the RECORDs are is known only of the merged tree.
-    let records = tree::merge(layers.clone(), scans.clone(), &Keep::new())
-        .map(|index| index.distributions.keys().map(|folder| format!("{folder}/RECORD")).collect::<Keep>());
-    match records.and_then(|keep| tree::merge(layers, scans, &keep)) {
-        Ok(index) => record::check(&index, first, report),
-        Err(why) => report.problems.push(why),
-    }
-}
+#[cfg(test)]
+pub(crate) mod tests;

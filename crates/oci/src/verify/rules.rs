@@ -1,96 +1,183 @@
-//! The tree rules of our own layers (R2 to R4, R9, R10), read from the tar as it is.
+//! What must hold for the entries of one layer (R2 to R10). Of layers of ours every rule must hold; of a base's only what
+//! makes an unpacker fail or write outside.
 
 use std::collections::HashSet;
-use std::io::Read;
 
-use flate2::read::MultiGzDecoder;
+use super::walk::{Item, Kind, Walked};
+use crate::media::Compression;
 
-/// Checks a gzip layer.
-///
-/// # Errors
-/// The first entry that breaks a rule.
-pub(super) fn check(blob: impl Read) -> Result<(), String> {
-    let mut archive = tar::Archive::new(MultiGzDecoder::new(blob));
-    let mut seen = HashSet::new();
-    for entry in archive.entries().map_err(|e| e.to_string())? {
-        let entry = entry.map_err(|e| e.to_string())?;
-        let path = std::str::from_utf8(&entry.path_bytes()).map(str::to_owned).map_err(|e| e.to_string())?;
-        one(&entry, &path).map_err(|why| format!("{path:?} {why}"))?;
-        let path = path.trim_end_matches('/').to_owned();
-        if let Some((folder, _)) = path.rsplit_once('/')
-            && seen.contains(&format!("{folder}\0file"))
-        {
-            return Err(format!("{path:?} is below a file of the same layer"));
-        }
-        if !entry.header().entry_type().is_dir() {
-            seen.insert(format!("{path}\0file"));
-        }
-        if !seen.insert(path.clone()) {
-            return Err(format!("{path:?} is there twice"));
-        }
-    }
-    Ok(())
+/// What a whiteout's name begins with.
+pub const WHITEOUT: &str = ".wh.";
+/// The name that empties a directory of a lower layer.
+pub const OPAQUE: &str = ".wh..wh..opq";
+/// Bytes of the two zero blocks at the end of a tar (R6).
+const END: u64 = 1024;
+/// 1980-01-01: Python's zipfile refuses older files (R2).
+const OLDEST: u64 = 315_532_800;
+
+/// Folder and name of a path.
+#[must_use]
+pub fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or(("", path))
 }
 
-fn one<R: Read>(entry: &tar::Entry<'_, R>, path: &str) -> Result<(), &'static str> {
-    let header = entry.header();
-    let kind = header.entry_type();
-    let plain = path.strip_suffix('/').filter(|_| kind.is_dir()).unwrap_or(path);
-    if plain.split('/').any(|c| c.is_empty() || c == "." || c == "..") || path.contains('\0') {
-        return Err("is no plain relative path");
+/// Whether a path stays in its folder when it is unpacked there.
+#[must_use]
+pub fn escapes(path: &str) -> bool {
+    path.split('/').any(|c| c == "..")
+}
+
+/// What is wrong in any layer, with the path of the entry.
+#[must_use]
+pub fn any_layer(walked: &Walked) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut seen: HashSet<&str> = HashSet::new();
+    for item in &walked.items {
+        let path = plain(&item.path);
+        if escapes(path) {
+            found.push(format!("{}: leads out of the image (R4)", item.path));
+        }
+        if let Kind::Hardlink(target) = &item.kind
+            && !seen.contains(plain(target))
+        {
+            found.push(format!("{}: is a hard link to {target}, which is not above it in this layer (R9)", item.path));
+        }
+        if !seen.insert(path) {
+            found.push(format!("{}: is there twice (R4)", item.path));
+        }
     }
-    let name = plain.rsplit('/').next().unwrap_or(plain);
-    if name.starts_with(".wh.") && (!kind.is_file() || entry.size() != 0 || header.mode().ok() != Some(0o644)) {
-        return Err("is a whiteout that is no empty file of mode 0644");
+    found
+}
+
+/// What is wrong in a layer that we wrote, beyond [`any_layer`].
+#[must_use]
+pub fn our_layer(walked: &Walked) -> Vec<String> {
+    let mut found = Vec::new();
+    if walked.compression != Compression::Gzip {
+        found.push("it is not compressed with gzip (R13)".to_owned());
     }
-    if !(kind.is_file() || kind.is_dir() || kind.is_symlink()) {
-        return Err("is neither file, directory nor symbolic link");
+    if walked.tail != END {
+        found.push(format!("its tar ends with {} bytes, not with two zero blocks (R6)", walked.tail));
     }
-    if header.mtime().unwrap_or_default() < crate::layer::EARLIEST {
-        return Err("is older than 1980");
+    let time = walked.items.first().map(|i| i.mtime);
+    for item in &walked.items {
+        let say = |why: &str| format!("{}: {why}", item.path);
+        found.extend(alone(item).into_iter().map(say));
+        if Some(item.mtime) != time {
+            found.push(say("its time differs from the other entries' (R2)"));
+        }
     }
-    let named = |n: Option<&[u8]>| n.is_some_and(|n| !n.is_empty());
-    if named(header.username_bytes()) || named(header.groupname_bytes()) {
-        return Err("names its owner");
+    for pair in walked.items.windows(2) {
+        if let [a, b] = pair
+            && order(&a.path) >= order(&b.path)
+        {
+            found.push(format!("{}: comes after {} (R4)", b.path, a.path));
+        }
     }
-    Ok(())
+    found
+}
+
+/// What is wrong with one entry of ours.
+fn alone(item: &Item) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    let mut must = |holds: bool, why: &'static str| {
+        if !holds {
+            found.push(why);
+        }
+    };
+    let bad = |c: &str| c.is_empty() || c == "." || c == "..";
+    must(!item.path.split('/').any(bad), "is no plain relative path (R4)");
+    must(!item.path.chars().any(char::is_control), "has a control character (R4)");
+    must(!item.named, "names its owner (R3)");
+    must(item.mtime >= OLDEST, "is older than 1980 (R2)");
+    must(item.pax.iter().all(|k| matches!(k.as_str(), "path" | "linkpath" | "size")), "has more PAX keys (R5)");
+    must(item.kind != Kind::Other, "is neither file, directory nor link");
+    must(!matches!(item.kind, Kind::Symlink(_)) || item.mode == 0o777, "is a symlink of another mode than 0777");
+    let (folder, name) = split(&item.path);
+    must(!folder.split('/').any(|c| c.starts_with(WHITEOUT)), "lies in a folder whose name begins with .wh. (R10)");
+    if name.starts_with(WHITEOUT) {
+        let empty = matches!(item.kind, Kind::File(_)) && item.size == 0 && item.mode == 0o644;
+        must(empty, "is a whiteout, but no empty file of mode 0644 (R10)");
+        must(name != OPAQUE, "empties a folder; name what goes (R10)");
+    }
+    found
+}
+
+/// Bytewise order of paths, with a folder's whiteouts before its other entries (R4).
+fn order(path: &str) -> Vec<u8> {
+    let (folder, name) = split(path);
+    match (folder, name.starts_with(WHITEOUT)) {
+        (_, false) => path.as_bytes().to_vec(),
+        ("", true) => format!("\0{name}").into_bytes(),
+        (folder, true) => format!("{folder}/\0{name}").into_bytes(),
+    }
+}
+
+/// A path without `./` and slashes at its beginning, as unpackers read it.
+#[must_use]
+pub fn plain(path: &str) -> &str {
+    let mut rest = path;
+    loop {
+        match rest.strip_prefix("./").or_else(|| rest.strip_prefix('/')) {
+            Some(next) => rest = next,
+            None => return if rest == "." { "" } else { rest },
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
 
-    fn layer(paths: &[&str], mtime: u64) -> Vec<u8> {
-        let mut builder = tar::Builder::new(Vec::new());
-        for path in paths {
-            let mut header = tar::Header::new_ustar();
-            header.set_mode(0o644);
-            header.set_size(0);
-            header.set_mtime(mtime);
-            header.set_entry_type(tar::EntryType::Regular);
-            header.as_old_mut().name[..path.len()].copy_from_slice(path.as_bytes());
-            header.set_cksum();
-            builder.append(&header, &b""[..]).unwrap();
-        }
-        let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-        out.write_all(&builder.into_inner().unwrap()).unwrap();
-        out.finish().unwrap()
+    fn file(path: &str) -> Item {
+        let kind = Kind::File([0; 32]);
+        let (pax, text, path) = (Vec::new(), None, path.to_owned());
+        Item { path, kind, mode: 0o644, uid: 0, gid: 0, mtime: OLDEST, size: 0, named: false, pax, text }
+    }
+
+    fn layer(items: Vec<Item>) -> Walked {
+        let digest = crate::digest::of(b"");
+        let (diff_id, compression) = (digest.clone(), Compression::Gzip);
+        Walked { digest, size: 0, diff_id, bytes: 0, compression, items, tail: END }
+    }
+
+    fn both(items: Vec<Item>) -> String {
+        let layer = layer(items);
+        [any_layer(&layer), our_layer(&layer)].concat().join("\n")
     }
 
     #[test]
-    fn what_consumers_accept_is_refused_here() {
-        check(&layer(&["a", "b/.wh.c"], 1 << 30)[..]).unwrap();
-        for (paths, word) in [
-            (vec!["opt/../../../../evil"], "plain"),
-            (vec!["/a"], "plain"),
-            (vec!["./a"], "plain"),
-            (vec!["a", "a"], "twice"),
-            (vec!["a", "a/b"], "below a file"),
-        ] {
-            let error = check(&layer(&paths, 1 << 30)[..]).unwrap_err();
-            assert!(error.contains(word), "{error}");
-        }
-        assert!(check(&layer(&["a"], 0)[..]).unwrap_err().contains("1980"));
+    fn a_layer_of_ours_has_nothing_to_say() {
+        assert_eq!(both(vec![file("a/.wh.z"), file("a/b"), file("a/c"), file("b")]), "");
+    }
+
+    #[test]
+    fn each_broken_rule_is_named() {
+        let with = |change: &dyn Fn(&mut Item)| {
+            let mut item = file("a/b");
+            change(&mut item);
+            both(vec![item])
+        };
+        assert!(both(vec![file("b"), file("a")]).contains("comes after b (R4)"));
+        assert!(both(vec![file("a"), file("a")]).contains("twice (R4)"));
+        assert!(both(vec![file("a"), file("./a")]).contains("twice (R4)"));
+        assert!(both(vec![file("opt/../../evil")]).contains("leads out"));
+        assert!(both(vec![file("/abs")]).contains("plain relative"));
+        assert!(both(vec![file("a/.wh..wh..opq")]).contains("R10"));
+        assert!(both(vec![file(".wh.d/x")]).contains("R10"));
+        assert!(with(&|i| i.path = "a/.wh.x".into()).is_empty());
+        assert!(with(&|i| (i.path, i.size) = ("a/.wh.x".into(), 1)).contains("R10"));
+        assert!(with(&|i| i.named = true).contains("R3"));
+        assert!(with(&|i| i.mtime = 1).contains("R2"));
+        assert!(with(&|i| i.pax = vec!["mtime".into()]).contains("R5"));
+        assert!(with(&|i| i.kind = Kind::Other).contains("neither"));
+        assert!(with(&|i| i.kind = Kind::Symlink("x".into())).contains("0777"));
+        assert!(with(&|i| i.kind = Kind::Hardlink("x".into())).contains("R9"));
+        let mut late = file("b");
+        late.mtime += 1;
+        assert!(both(vec![file("a"), late]).contains("time differs"));
+        let mut tail = layer(vec![file("a")]);
+        tail.tail = 10240;
+        assert!(our_layer(&tail).join("").contains("R6"));
     }
 }

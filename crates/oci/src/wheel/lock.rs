@@ -59,6 +59,44 @@ impl Lock {
         Self::parse(&text).map_err(|why| WheelError::Lock { path: path.to_owned(), why })
     }
 
+    /// The lock of every wheel in `folder`, sorted; `requirements` is what they were resolved from.
+    ///
+    /// # Errors
+    /// A folder that cannot be read, a file that is no wheel, or wheels that do not fit `target`.
+    pub fn of_folder(folder: &Utf8Path, target: Target, requirements: Vec<String>) -> Result<Self, WheelError> {
+        let unreadable = |source| WheelError::Read { path: folder.to_owned(), source };
+        let mut wheels = Vec::new();
+        for entry in folder.read_dir_utf8().map_err(unreadable)? {
+            wheels.push(Locked::of_file(entry.map_err(unreadable)?.path())?);
+        }
+        wheels.sort_by(|a, b| a.name.cmp(&b.name));
+        let glibc = format!("{}.{}", target.glibc.0, target.glibc.1);
+        let python = format!("cp3{}", target.minor);
+        let lock = Self { format: FORMAT, python, platform: target.arch, glibc, requirements, wheels };
+        lock.check().map_err(|why| WheelError::Lock { path: folder.to_owned(), why })?;
+        Ok(lock)
+    }
+
+    /// The lock as text: one wheel on a line, so that a change of one version is a change of one line.
+    ///
+    /// # Errors
+    /// None that a lock can cause.
+    pub fn text(&self) -> Result<String, serde_json::Error> {
+        let mut out = String::from("{\n");
+        let head = [
+            ("format", serde_json::to_string(&self.format)?),
+            ("python", serde_json::to_string(&self.python)?),
+            ("platform", serde_json::to_string(&self.platform)?),
+            ("glibc", serde_json::to_string(&self.glibc)?),
+            ("requirements", serde_json::to_string(&self.requirements)?),
+        ];
+        head.iter().for_each(|(key, value)| out += &format!("  \"{key}\": {value},\n"));
+        let rows: Result<Vec<String>, _> = self.wheels.iter().map(serde_json::to_string).collect();
+        let rows: Vec<String> = rows?.into_iter().map(|row| format!("    {row}")).collect();
+        out += &format!("  \"wheels\": [\n{}\n  ]\n}}\n", rows.join(",\n"));
+        Ok(out)
+    }
+
     /// Reads a lock's bytes.
     ///
     /// # Errors
@@ -109,6 +147,16 @@ impl Lock {
 }
 
 impl Locked {
+    /// The row of a wheel file, as it is.
+    fn of_file(path: &Utf8Path) -> Result<Self, WheelError> {
+        let file = path.file_name().unwrap_or_default().to_owned();
+        let parsed = FileName::parse(&file).map_err(|why| WheelError::refused(&file, "its name", why))?;
+        let unreadable = |source| WheelError::Read { path: path.to_owned(), source };
+        let bytes = File::open(path).map_err(unreadable)?;
+        let (digest, size) = digest::of_reader(BufReader::new(bytes)).map_err(unreadable)?;
+        Ok(Self { name: parsed.name, version: parsed.version, file, size, sha256: digest.hex().to_owned() })
+    }
+
     fn check(&self, target: &Target) -> Result<(), String> {
         let parsed = FileName::parse(&self.file)?;
         if parsed.name != self.name || !name::same_version(&parsed.version, &self.version) {
@@ -165,6 +213,32 @@ mod tests {
         let lock = Lock::parse(RAY.as_bytes()).unwrap();
         assert_eq!((lock.wheels.len(), lock.wheels.iter().map(|w| w.size).sum::<u64>()), (57, 109_780_095));
         assert!(!RAY.contains("://"), "no addresses");
+    }
+
+    #[test]
+    fn a_lock_of_a_folder_is_read_back_and_finds_its_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = Utf8Path::from_path(folder.path()).unwrap();
+        for name in ["b-2-py3-none-any.whl", "a.B-1-cp39-abi3-manylinux_2_28_aarch64.whl"] {
+            std::fs::write(folder.join(name), name).unwrap();
+        }
+        let target = Target { minor: 12, arch: Arch::Aarch64, glibc: (2, 28) };
+        let lock = Lock::of_folder(folder, target, vec!["b>=2".to_owned()]).unwrap();
+        assert_eq!(lock.wheels.iter().map(|w| w.name.as_str()).collect::<Vec<_>>(), ["a-b", "b"]);
+        assert_eq!(Lock::parse(lock.text().unwrap().as_bytes()), Ok(lock.clone()));
+        assert_eq!(lock.text().unwrap().lines().count(), 11);
+        assert!(lock.wheels.iter().all(|row| row.find(folder).is_ok()));
+        let other = Target { glibc: (2, 17), ..target };
+        assert!(Lock::of_folder(folder, other, vec![]).unwrap_err().to_string().contains("does not fit"));
+        std::fs::write(folder.join("c-1.tar.gz"), "").unwrap();
+        assert!(Lock::of_folder(folder, target, vec![]).unwrap_err().to_string().contains("c-1.tar.gz"));
+    }
+
+    #[test]
+    fn the_lock_of_ray_is_written_as_it_was() {
+        let lock = Lock::parse(RAY.as_bytes()).unwrap();
+        let plain = |text: &str| text.split_whitespace().collect::<String>();
+        assert_eq!(plain(&lock.text().unwrap()), plain(RAY));
     }
 
     #[test]

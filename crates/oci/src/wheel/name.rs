@@ -77,6 +77,18 @@ impl Target {
         self.interpreter(&tag.python, &tag.abi) && self.platform(&tag.platform)
     }
 
+    /// The platform tags that run here, best first: as a resolver must be told them.
+    #[must_use]
+    pub fn platform_tags(&self) -> Vec<String> {
+        let arch = self.arch.name();
+        // manylinux begins with glibc 2.5, and on Arm with 2.17.
+        let oldest = if self.arch == Arch::X86_64 { 5 } else { 17 };
+        let numbered = (oldest..=self.glibc.1).rev().map(|minor| format!("manylinux_2_{minor}_{arch}"));
+        let older = [("manylinux2014", 17), ("manylinux2010", 12), ("manylinux1", 5)];
+        let older = older.iter().filter(|(_, minor)| (oldest..=self.glibc.1).contains(minor));
+        numbered.chain(older.map(|(tag, _)| format!("{tag}_{arch}"))).chain([format!("linux_{arch}")]).collect()
+    }
+
     fn interpreter(&self, python: &str, abi: &str) -> bool {
         let minor = |prefix: &str| python.strip_prefix(prefix).and_then(|m| m.parse::<u32>().ok());
         match abi {
@@ -202,6 +214,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn every_named_platform_is_taken() {
+        for (arch, glibc, count) in [(Arch::Aarch64, 39, 23 + 1 + 1), (Arch::X86_64, 36, 32 + 3 + 1)] {
+            let target = Target { minor: 12, arch, glibc: (2, glibc) };
+            let tags = target.platform_tags();
+            assert_eq!(tags.len(), count, "{tags:?}");
+            assert!(tags.iter().all(|t| target.platform(t)), "{tags:?}");
+            assert_eq!(tags[0], format!("manylinux_2_{glibc}_{}", arch.name()));
+        }
+    }
 
     const SPARK: Target = Target { minor: 12, arch: Arch::Aarch64, glibc: (2, 39) };
 

@@ -19,5 +19,5 @@ pub mod wire;
 
 pub use channel::Key;
 pub use line::{Dial, Line, LineError};
-pub use pull::{Progress, Pull, PullOptions};
+pub use pull::{FileProgress, Progress, Pull, PullOptions};
 pub use receipt::Receipt;

@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use super::limit::Limit;
 use super::line::{Dial, Line, LineError};
 use super::receipt::{Receipt, RepairReceipt, WayReceipt, cached, cpu_millis, peak_bytes};
 use super::repair::repair;
 use super::sched::{Next, Scheduler, Want};
 use super::slot::{Delivered, Slot};
-use crate::blobs::Blob;
+use crate::blobs::{Blob, BlobSet};
 use crate::buffer::{Buffer, Pool};
 use crate::error::WeightsError;
 use crate::hash::Midstate;
@@ -58,6 +60,32 @@ pub struct Progress {
     pub fetched: AtomicU64,
     /// Files that are complete.
     pub files: AtomicU64,
+    /// Files on their way: number, and bytes that are here.
+    pub open: Mutex<BTreeMap<u32, u64>>,
+}
+
+impl Progress {
+    /// Files on their way as a display wants them, in the order of the set.
+    #[must_use]
+    pub fn on_their_way(&self, set: &BlobSet) -> Vec<FileProgress> {
+        let one = |(index, done): (&u32, &u64)| {
+            let blob = set.get(*index)?;
+            Some(FileProgress { path: blob.path.clone(), done: *done, size: blob.size })
+        };
+        lock(&self.open).iter().filter_map(one).collect()
+    }
+}
+
+/// How far one file is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FileProgress {
+    /// Its path.
+    pub path: String,
+    /// Bytes that are here.
+    pub done: u64,
+    /// Bytes in all.
+    pub size: u64,
 }
 
 /// One transfer into a staging.
@@ -360,6 +388,7 @@ impl<'a> Pull<'a> {
         };
         if let Some(part) = part {
             lock(&self.slots).remove(&want.file);
+            lock(&self.progress.open).remove(&want.file);
             self.complete(want.file, blob, part)?;
         }
         if written > 0 {
@@ -367,6 +396,9 @@ impl<'a> Pull<'a> {
             (0..written).for_each(|_| sched.written());
         }
         self.progress.done.fetch_add(u64::from(want.len), Ordering::Relaxed);
+        if let Some(done) = lock(&self.progress.open).get_mut(&want.file) {
+            *done += u64::from(want.len);
+        }
         self.wake.notify_all();
         Ok(())
     }
@@ -383,6 +415,7 @@ impl<'a> Pull<'a> {
         }
         let slot = Arc::new(Slot::new(part));
         slots.insert(file, Arc::clone(&slot));
+        lock(&self.progress.open).insert(file, start.len);
         Ok(slot)
     }
 

@@ -1,8 +1,9 @@
 //! The sender: listens on the rails' own addresses for one transfer, answers who has the key, and ends.
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -66,9 +67,12 @@ pub struct Server {
     listeners: Vec<TcpListener>,
     bytes: AtomicU64,
     strangers: AtomicU64,
+    accepted: AtomicU64,
     pending: AtomicUsize,
     connections: AtomicUsize,
     finished: AtomicUsize,
+    /// Second handles of all connections, to end those that wait for a peer that is gone.
+    open: Mutex<BTreeMap<u64, TcpStream>>,
 }
 
 impl Server {
@@ -106,9 +110,11 @@ impl Server {
             listeners,
             bytes: AtomicU64::new(0),
             strangers: AtomicU64::new(0),
+            accepted: AtomicU64::new(0),
             pending: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             finished: AtomicUsize::new(0),
+            open: Mutex::default(),
         })
     }
 
@@ -142,6 +148,10 @@ impl Server {
                     std::thread::sleep(Duration::from_millis(5));
                 }
             }
+            // Behind a cut cable nobody closes a connection, and its thread would wait until it is idle for too long.
+            for stream in self.open().values() {
+                let _closed = stream.shutdown(Shutdown::Both);
+            }
         });
         Served {
             bytes: self.bytes.load(Ordering::Relaxed),
@@ -162,6 +172,9 @@ impl Server {
             self.strangers.fetch_add(1, Ordering::Relaxed);
             return;
         }
+        let Ok(handle) = stream.try_clone() else { return };
+        let number = self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.open().insert(number, handle);
         self.pending.fetch_add(1, Ordering::Relaxed);
         let named = std::thread::Builder::new().name("sender".into());
         let started = named.spawn_scoped(scope, move || {
@@ -180,10 +193,16 @@ impl Server {
                     tracing::warn!("connection refused: {why}");
                 }
             }
+            self.open().remove(&number);
         });
         if started.is_err() {
+            self.open().remove(&number);
             self.pending.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, TcpStream>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The handshake and the first request: only the latter shows that the peer is no replay.
@@ -228,7 +247,7 @@ impl Server {
     fn send(&self, channel: &mut Channel, files: &mut Files, want: &Want) -> Result<(), ChannelError> {
         let mut buffer = channel.is_sealed().then(Buffer::new);
         // Whatever may fail is tried before the answer says that bytes follow.
-        let ready = self.open(files, want).and_then(|reader| match &mut buffer {
+        let ready = self.file(files, want).and_then(|reader| match &mut buffer {
             None => Ok(()),
             Some(buffer) => reader.read(want.offset, buffer),
         });
@@ -250,7 +269,7 @@ impl Server {
         Ok(())
     }
 
-    fn open<'f>(&self, files: &'f mut Files, want: &Want) -> Result<&'f mut Reader, WeightsError> {
+    fn file<'f>(&self, files: &'f mut Files, want: &Want) -> Result<&'f mut Reader, WeightsError> {
         let blob =
             self.set.get(want.file).ok_or_else(|| WeightsError::Peer(format!("there is no file {}", want.file)))?;
         if want.offset.checked_add(u64::from(want.len)).is_none_or(|end| end > blob.size) {

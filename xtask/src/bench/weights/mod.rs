@@ -4,6 +4,7 @@
 //! memory-to-memory part writes over files that are there, in huge pages. Seconds and CPU time are of both ends, start
 //! included. Ratios are taken inside a round.
 
+mod kills;
 mod ours;
 mod peers;
 mod pump;
@@ -40,6 +41,15 @@ pub struct Args {
     /// Only the memory-to-memory part.
     #[arg(long)]
     memory_only: bool,
+    /// Only the kills.
+    #[arg(long, conflicts_with = "memory_only")]
+    kills_only: bool,
+    /// Gigabytes to move while receivers are killed.
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
+    large: u64,
+    /// How often.
+    #[arg(long, default_value_t = 20)]
+    kills: u32,
     /// Folder on a disk.
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     disk: Utf8PathBuf,
@@ -54,6 +64,17 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
         None => build()?,
     };
     let pair = Pair::new()?;
+    let on_disk = |what: &dyn Fn(&Utf8Path) -> miette::Result<()>| {
+        let disk = args.disk.join(format!("sparklane-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&disk).into_diagnostic()?;
+        let done = what(&disk);
+        std::fs::remove_dir_all(&disk).into_diagnostic()?;
+        done
+    };
+    if args.kills_only {
+        on_disk(&|disk| kills::run(&pair, tool.as_str(), disk, (args.large, args.kills)))?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let memory = Utf8PathBuf::from(format!("/tmp/sparklane-bench-{}", std::process::id()));
     std::fs::create_dir_all(&memory).into_diagnostic()?;
     let _mounted = Mounted::new(&memory, args.size * 3)?;
@@ -62,10 +83,9 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     bench.shaped(&memory)?;
     bench.verify(&memory)?;
     if !args.memory_only {
-        let disk = args.disk.join(format!("sparklane-bench-{}", std::process::id()));
-        let done = bench.compare("disk to disk, fresh and durable, cold source", &disk, args.rounds, Writes::Fresh);
-        std::fs::remove_dir_all(&disk).into_diagnostic()?;
-        done?;
+        let title = "disk to disk, fresh and durable, cold source";
+        on_disk(&|disk| bench.compare(title, disk, args.rounds, Writes::Fresh))?;
+        on_disk(&|disk| kills::run(&bench.pair, &bench.tool, disk, (args.large, args.kills)))?;
     }
     Ok(ExitCode::SUCCESS)
 }
