@@ -12,6 +12,11 @@ const MORE: &[Program] = &[
     Program { name: "docker-registry", package: "docker-registry" },
     // Fetches and resolves wheels.
     Program { name: "pip3", package: "python3-pip" },
+    // Schemas of the image specification, to judge our documents by.
+    Program {
+        name: "/usr/share/gocode/src/github.com/opencontainers/image-spec/schema/defs.json",
+        package: "golang-github-opencontainers-image-spec-dev",
+    },
     // Tests of the shipped lanes evaluate them.
     Program { name: "nix-instantiate", package: "nix-bin" },
     // The hub's own client runs in an environment of its own.
@@ -20,10 +25,21 @@ const MORE: &[Program] = &[
     Program { name: "qemu-aarch64-static", package: "qemu-user-static" },
 ];
 
-/// Installs the packages whose programs are missing, after saying which.
+/// For `cargo xtask test --consumers`.
+pub const CONSUMERS: &[Program] = &[
+    Program { name: "podman", package: "podman" },
+    Program { name: "runc", package: "runc" },
+    Program { name: "umoci", package: "umoci" },
+];
+
+/// Installs what the tasks need, as [`install`].
 pub fn ensure(sh: &Shell) -> miette::Result<()> {
-    let programs: Vec<Program> = PROGRAMS.iter().chain(MORE).copied().collect();
-    let mut packages: Vec<&str> = missing_programs(&programs).iter().map(|p| p.package).collect();
+    install(sh, &PROGRAMS.iter().chain(MORE).copied().collect::<Vec<_>>())
+}
+
+/// Installs the packages whose programs are missing, after saying which.
+pub fn install(sh: &Shell, programs: &[Program]) -> miette::Result<()> {
+    let mut packages: Vec<&str> = missing_programs(programs).iter().map(|p| p.package).collect();
     packages.sort_unstable();
     packages.dedup();
     if packages.is_empty() {

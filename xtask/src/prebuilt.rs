@@ -85,6 +85,8 @@ fn build(sh: &Shell, system: System) -> miette::Result<()> {
 pub fn rust_flags(workspace: &str, cargo_home: &str) -> String {
     let flags = [
         "-Ctarget-feature=+crt-static".to_owned(),
+        // A panic aborts and the symbols are stripped: nobody would read a tenth of the file.
+        "-Cforce-unwind-tables=no".to_owned(),
         format!("--remap-path-prefix={workspace}=/src"),
         format!("--remap-path-prefix={cargo_home}=/cargo"),
     ];

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use miette::{Context, IntoDiagnostic, bail};
-use sparklane_lab::{Lab, Paths, UpOptions};
+use sparklane_lab::{Lab, Paths, UpOptions, owner};
 use xshell::Shell;
 
 use crate::{packages, prebuilt, workspace};
@@ -14,6 +14,29 @@ pub struct Args {
     /// Leave the lab as it is after its start: deploy nothing.
     #[arg(long)]
     no_deploy: bool,
+    #[command(flatten)]
+    claim: Claim,
+}
+
+/// What to do about a lab that runs.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Claim {
+    /// Replace a running lab, also one that no `cargo xtask` command made.
+    #[arg(long)]
+    replace: bool,
+}
+
+impl Claim {
+    /// Before a task makes a lab anew: says what goes, and refuses when that is a person's.
+    ///
+    /// # Errors
+    /// When a lab runs that no task made, and nobody said to replace it.
+    pub fn take(self, task: &str) -> miette::Result<()> {
+        if let Some(replaced) = owner::claim(&Paths::from_env(), task, self.replace).into_diagnostic()? {
+            eprintln!("xtask: replaces {replaced}");
+        }
+        Ok(())
+    }
 }
 
 /// The steps, each an app of the flake and its arguments, run on the control machine.
@@ -21,6 +44,7 @@ const STEPS: &[&[&str]] = &[&["deploy", "lab-a"], &["deploy", "lab-b"], &["rollb
 
 /// Runs it; the exit code is that of the first step that fails.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
+    args.claim.take("cargo xtask rehearse")?;
     let sh = Shell::new().into_diagnostic()?;
     packages::ensure(&sh)?;
     prebuilt::run(&prebuilt::Args { system: vec![prebuilt::System::X86_64] })?;

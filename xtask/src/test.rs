@@ -15,6 +15,11 @@ pub struct Args {
     /// Leave out what needs the lab.
     #[arg(long)]
     no_lab: bool,
+    /// Only try an image of ours with podman, runc, skopeo and umoci, which it installs.
+    #[arg(long, conflicts_with = "no_lab")]
+    consumers: bool,
+    #[command(flatten)]
+    claim: rehearse::Claim,
 }
 
 type Check = fn(&Shell) -> miette::Result<()>;
@@ -35,10 +40,7 @@ const CHECKS: &[(&str, Check)] = &[
 const LAB_CHECKS: &[(&str, Check)] = &[
     ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
     ("stock deploy-rs", stock_deploy_rs),
-    ("wheels", |sh| {
-        sh.set_var("SPARKLANE_WHEELS", wheelhouse::folder());
-        wheelhouse::locks()?.iter().try_for_each(|lock| wheelhouse::fill(lock, &wheelhouse::folder()))
-    }),
+    ("wheels", wheels),
     ("layer of Ray", |sh| {
         cmd!(sh, "cargo test --package sparklane-oci --test ray_layer --locked -- --ignored").run().into_diagnostic()
     }),
@@ -54,7 +56,13 @@ const LAB_CHECKS: &[(&str, Check)] = &[
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let sh = Shell::new().into_diagnostic()?;
     sh.change_dir(workspace());
+    if !args.no_lab && !args.consumers {
+        args.claim.take("cargo xtask test")?;
+    }
     packages::ensure(&sh)?;
+    if args.consumers {
+        return consumers(&sh).map(|()| ExitCode::SUCCESS);
+    }
     let lab = if args.no_lab { &[] } else { LAB_CHECKS };
     let mut failed = Vec::new();
     for (name, check) in CHECKS.iter().chain(lab) {
@@ -77,6 +85,21 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     }
     eprintln!("xtask: failed: {}", failed.join(", "));
     Ok(ExitCode::FAILURE)
+}
+
+/// The wheels of every lock, for the tests that make images of them.
+fn wheels(sh: &Shell) -> miette::Result<()> {
+    sh.set_var("SPARKLANE_WHEELS", wheelhouse::folder());
+    wheelhouse::locks()?.iter().try_for_each(|lock| wheelhouse::fill(lock, &wheelhouse::folder()))
+}
+
+/// Other people's consumers of images; CI does without them.
+fn consumers(sh: &Shell) -> miette::Result<()> {
+    packages::install(sh, packages::CONSUMERS)?;
+    wheels(sh)?;
+    cmd!(sh, "cargo test --package sparklane-lab --features consumers --test consumers --locked -- --ignored")
+        .run()
+        .into_diagnostic()
 }
 
 /// Licences, sources and duplicates of the dependencies, by cargo-deny.

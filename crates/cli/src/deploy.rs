@@ -1,16 +1,21 @@
 //! `deploy`, `rollback`, `plan`, `status`, `releases`: the control host's commands.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use camino::Utf8PathBuf;
 use clap::Args;
 use serde::Serialize;
+use sparklane_deploy::cancel;
 use sparklane_deploy::flow::Reports;
 use sparklane_deploy::flow::images::ImageOptions;
 use sparklane_deploy::progress::{self, Observer, Quiet};
-use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Target, Verdict};
+use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Subject, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::say;
 
 /// Which cluster, and how its nodes are reached.
 #[derive(Debug, Clone, Args)]
@@ -156,7 +161,7 @@ fn node_host(text: &str) -> Result<(NodeName, String), String> {
 
 fn release(text: &str) -> Result<Target, String> {
     if let Some(lane) = text.strip_prefix("lane:") {
-        return Ok(Target::ReleaseOfLane(lane.to_owned()));
+        return lane.parse().map(Target::ReleaseOfLane).map_err(|e: sparklane_lane::BadId| e.to_string());
     }
     let number = text.parse().map_err(|_| "is neither a number nor lane:NAME".to_owned())?;
     Ok(Target::Release(Some(number)))
@@ -186,6 +191,11 @@ impl Reach {
     pub(crate) fn site(&self) -> Result<Site, DeployError> {
         let share = self.share.clone().unwrap_or_else(share_beside_app);
         Site::of_app(&share, self.cluster.as_deref())
+    }
+
+    /// The cluster and its nodes, when they are known.
+    fn about(&self) -> Subject {
+        self.site().map_or_else(|_| Subject::default(), |site| Subject::of(&site, &Target::Release(None)))
     }
 
     fn observer(&self) -> Box<dyn Observer> {
@@ -242,45 +252,65 @@ pub fn rollback(args: RollbackArgs) -> miette::Result<ExitCode> {
     Ok(go(&args.reach, &args.how, &args.to.unwrap_or(Target::Release(None))))
 }
 
+/// Ctrl-C once: the nodes go back now. Twice: this program ends, and they go back at their deadline.
+fn watch_interrupts() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut interrupt, mut terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                }
+                if cancel::ask() {
+                    eprintln!("left: a transaction that is under way ends at its deadline; look: sparklane status");
+                    std::process::exit(130);
+                }
+                eprintln!("interrupted: ending at the next safe point; once more leaves the nodes to their deadline");
+            }
+        });
+    });
+    Ok(())
+}
+
 fn go(reach: &Reach, how: &How, target: &Target) -> ExitCode {
-    let run = || -> Result<Verdict, DeployError> {
+    if let Err(error) = watch_interrupts() {
+        tracing::warn!(%error, "an interrupt will end this program at once");
+    }
+    let begin = Instant::now();
+    let mut about = Subject::default();
+    let run = |about: &mut Subject| -> Result<Verdict, DeployError> {
         let site = reach.site()?;
+        *about = Subject::of(&site, target);
         let options = reach.options(Some(how));
         let observer = reach.observer();
-        Flow::new(&site, &options, &*observer)?.run(target)
+        let mut flow = Flow::new(&site, &options, &*observer)?;
+        let done = flow.run(target);
+        about.clone_from(flow.subject());
+        done
     };
-    match run() {
+    match run(&mut about) {
         Ok(verdict) => {
             show(reach.json, &verdict, &verdict.lines());
             ExitCode::from(verdict.exit_code)
         }
-        Err(error) => failed(reach.json, &error),
+        Err(error) => failed((reach.json, begin), &about, &error),
     }
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Failure<'a> {
-    verdict: &'a str,
-    exit_code: u8,
-    why: String,
-}
-
-fn failed(json: bool, error: &DeployError) -> ExitCode {
-    let verdict = match error {
-        DeployError::Usage(_) => "usage",
-        DeployError::Busy(_) => "busy",
-        DeployError::InDoubt(_) => "in-doubt",
-        DeployError::Failed(_) => "failed",
-        _ => "refused",
-    };
-    let exit_code = error.exit_code();
+fn failed((json, begin): (bool, Instant), about: &Subject, error: &DeployError) -> ExitCode {
+    let millis = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let verdict = Verdict { millis, ..Verdict::plain(about, error.into(), Some(error.to_string())) };
     if json {
-        show(true, &Failure { verdict, exit_code, why: error.to_string() }, "");
+        show(true, &verdict, "");
     } else {
-        eprintln!("{verdict}: {error}");
+        eprintln!("{}: {error}", verdict.verdict.as_str());
     }
-    ExitCode::from(exit_code)
+    ExitCode::from(verdict.exit_code)
 }
 
 fn show(json: bool, value: &impl Serialize, text: &str) {
@@ -297,18 +327,22 @@ fn show(json: bool, value: &impl Serialize, text: &str) {
 /// Never; failures are exit codes with a line.
 pub fn plan(args: PlanArgs) -> miette::Result<ExitCode> {
     let reach = &args.reach;
-    let run = || {
+    let begin = Instant::now();
+    let target = Target::Lane(args.lane.clone());
+    let mut about = Subject::default();
+    let run = |about: &mut Subject| {
         let site = reach.site()?;
+        *about = Subject::of(&site, &target);
         let options = reach.options(None);
         let observer = reach.observer();
-        Flow::new(&site, &options, &*observer)?.plan(&Target::Lane(args.lane.clone()))
+        Flow::new(&site, &options, &*observer)?.plan(&target)
     };
-    Ok(match run() {
+    Ok(match run(&mut about) {
         Ok(plan) => {
             show(reach.json, &plan, &plan.to_string());
             ExitCode::SUCCESS
         }
-        Err(error) => failed(reach.json, &error),
+        Err(error) => failed((reach.json, begin), &about, &error),
     })
 }
 
@@ -319,14 +353,15 @@ pub fn plan(args: PlanArgs) -> miette::Result<ExitCode> {
 pub fn status(args: StatusArgs) -> miette::Result<ExitCode> {
     let reach = &args.reach;
     loop {
+        let begin = Instant::now();
         let code = match survey(reach) {
             Ok(status) => {
                 show(reach.json, &status, &status.to_string());
                 ExitCode::from(status.exit_code)
             }
-            Err(error) => failed(reach.json, &error),
+            Err(error) => failed((reach.json, begin), &reach.about(), &error),
         };
-        if !args.watch {
+        if !args.watch || say::unread() {
             return Ok(code);
         }
         std::thread::sleep(std::time::Duration::from_secs(2));
@@ -345,13 +380,14 @@ fn survey(reach: &Reach) -> Result<ClusterStatus, DeployError> {
 /// Never; failures are exit codes with a line.
 pub fn releases(args: ReleasesArgs) -> miette::Result<ExitCode> {
     let reach = &args.reach;
+    let begin = Instant::now();
     let status = match survey(reach) {
         Ok(status) => status,
-        Err(error) => return Ok(failed(reach.json, &error)),
+        Err(error) => return Ok(failed((reach.json, begin), &reach.about(), &error)),
     };
     let Some(head) = status.nodes.first() else { return Ok(ExitCode::from(1)) };
     if let Some(error) = &head.error {
-        return Ok(failed(reach.json, &DeployError::Refused(error.clone())));
+        return Ok(failed((reach.json, begin), &reach.about(), &DeployError::Refused(error.clone())));
     }
     let releases = head.status.as_ref().map_or(&[][..], |s| s.releases.as_slice());
     let line = |r: &sparklane_lane::Release| {

@@ -8,7 +8,7 @@ use camino::Utf8PathBuf;
 use clap::Subcommand;
 use miette::{Context, IntoDiagnostic, miette};
 use serde_json::json;
-use sparklane_lab::{Lab, LabError, Paths, Status, UpOptions};
+use sparklane_lab::{Lab, LabError, Paths, Status, UpOptions, owner};
 
 /// Rehearsal machines on this host: control, head and worker.
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,10 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let paths = Paths::from_env();
     match args.command {
         Command::Up(up) => return run_up(paths, up, args.json),
-        Command::Down => Lab::down(&paths).into_diagnostic()?,
+        Command::Down => {
+            Lab::down(&paths).into_diagnostic()?;
+            owner::disown(&paths).into_diagnostic()?;
+        }
         Command::Status => return show(&paths, args.json),
         Command::Shell { node, argv } => return shell(&node, &argv),
         Command::Reboot { node } => attach()?.reboot(&node).into_diagnostic()?,
@@ -120,6 +123,7 @@ fn run_up(paths: Paths, up: Up, as_json: bool) -> miette::Result<ExitCode> {
         eprintln!("note: no prebuilt programs, so nothing can be deployed; make them with: cargo xtask prebuilt");
     }
     let options = UpOptions { flake, prebuilt, state_size_mib: up.state_size };
+    owner::disown(&paths).into_diagnostic()?;
     let lab = Lab::up(paths, &options, &|text| eprintln!("{text}")).into_diagnostic().wrap_err("the lab is not up")?;
     show(lab.paths(), as_json)
 }

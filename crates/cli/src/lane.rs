@@ -12,6 +12,8 @@ use sparklane_lane::diff::{NodeDiff, argv_table, diff};
 use sparklane_lane::render::{Input, render_all};
 use sparklane_lane::{Catalog, Generation, NodeName, rules};
 
+use crate::report::Usage;
+
 /// List, show, check and compare lanes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -228,7 +230,7 @@ fn compare(catalog: &Catalog, (old, new): (&str, &str), on: &On, as_json: bool) 
 fn place<'a>(catalog: &'a Catalog, lane: &str, on: &On) -> miette::Result<Input<'a>> {
     if let Some(cluster) = &on.cluster {
         let input = catalog.input(cluster, lane).map_err(named)?;
-        return if rules::fits(&input) { Ok(input) } else { Err(miette!("{}", cannot_run(&input))) };
+        return if rules::fits(&input) { Ok(input) } else { Err(Usage(cannot_run(&input)).into()) };
     }
     let all = catalog.clusters.values().flat_map(|c| catalog.lanes_of(c));
     let fitting: Vec<Input<'_>> = all.filter(|i| i.lane.name.as_str() == lane).collect();
@@ -238,11 +240,11 @@ fn place<'a>(catalog: &'a Catalog, lane: &str, on: &On) -> miette::Result<Input<
             // Says which name is unknown, when one is.
             let any = catalog.clusters.keys().next().map_or("", String::as_str);
             catalog.input(any, lane).map_err(named)?;
-            Err(miette!("no cluster of this flake can run {lane}: see its image's systems"))
+            Err(Usage(format!("no cluster of this flake can run {lane}: see its image's systems")).into())
         }
         _ => {
             let names: Vec<&str> = fitting.iter().map(|i| i.cluster.name.as_str()).collect();
-            Err(miette!("which cluster? --cluster {}", names.join(" | ")))
+            Err(Usage(format!("which cluster? --cluster {}", names.join(" | "))).into())
         }
     }
 }
@@ -258,14 +260,15 @@ fn generations(input: Input<'_>, on: &On) -> miette::Result<Vec<Generation>> {
     let chosen: Vec<Generation> = all.filter(|g| on.node.as_ref().is_none_or(|n| *n == g.node)).collect();
     if chosen.is_empty() {
         let names: Vec<String> = input.cluster.nodes.keys().map(ToString::to_string).collect();
-        return Err(miette!("cluster {} has the nodes: {}", input.cluster.name, names.join(", ")));
+        let (name, names) = (&input.cluster.name, names.join(", "));
+        return Err(Usage(format!("cluster {name} has the nodes: {names}")).into());
     }
     Ok(chosen)
 }
 
 fn named(problems: Vec<sparklane_lane::problem::Problem>) -> miette::Report {
     let lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    miette!("{}", lines.join("\n"))
+    Usage(lines.join("\n")).into()
 }
 
 fn print_json(value: &impl Serialize) -> miette::Result<()> {

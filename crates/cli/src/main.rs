@@ -1,5 +1,8 @@
 //! The `sparklane` command: a thin clap layer over the crates, dispatched by argv[0] for the flake's apps.
 
+#[macro_use]
+mod say;
+
 mod build;
 mod deploy;
 mod deploy_rs;
@@ -19,6 +22,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use sparklane_deploy::VerdictKind;
 
 /// Puts a serving lane on a pair of DGX Sparks as one pinned, reversible generation.
 #[derive(Debug, Parser)]
@@ -75,9 +79,10 @@ fn main() -> ExitCode {
     }
     let argv = arguments(argv);
     let json = argv.iter().any(|a| a == "--json");
+    let moves = argv.get(1).is_some_and(|a| a == "deploy" || a == "rollback");
     let cli = match Cli::command().try_get_matches_from(argv).and_then(|m| Cli::from_arg_matches(&m)) {
         Ok(cli) => cli,
-        Err(error) => return not_understood(&error, json),
+        Err(error) => return not_understood(&error, json, moves),
     };
     report::start_log(cli.log_format);
     let done = match cli.command {
@@ -95,23 +100,41 @@ fn main() -> ExitCode {
         Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
     };
-    done.unwrap_or_else(|error| {
-        eprintln!("{error:?}");
-        ExitCode::from(1)
+    done.unwrap_or_else(|error| match error.downcast_ref::<report::Usage>() {
+        Some(usage) if json => usage_object(&usage.0, false),
+        Some(_) => {
+            eprintln!("{error:?}");
+            ExitCode::from(2)
+        }
+        None => {
+            eprintln!("{error:?}");
+            ExitCode::from(1)
+        }
     })
 }
 
 /// `--help`, or what clap did not understand; programs get their one object for that too.
-fn not_understood(error: &clap::Error, json: bool) -> ExitCode {
+fn not_understood(error: &clap::Error, json: bool, moves: bool) -> ExitCode {
     if !error.use_stderr() {
         let _shown = error.print();
         return ExitCode::SUCCESS;
     }
     if json {
-        println!("{}", serde_json::json!({"verdict": "usage", "exitCode": 2, "why": error.to_string().trim()}));
-    } else {
-        let _shown = error.print();
+        return usage_object(error.to_string().trim(), moves);
     }
+    let _shown = error.print();
+    ExitCode::from(2)
+}
+
+/// Commands that move the cluster have one shape of answer, whatever becomes of them.
+fn usage_object(why: &str, moves: bool) -> ExitCode {
+    let whole = || {
+        let about = sparklane_deploy::Subject::default();
+        let verdict = sparklane_deploy::Verdict::plain(&about, VerdictKind::Usage, Some(why.to_owned()));
+        serde_json::to_value(verdict).ok()
+    };
+    let short = || serde_json::json!({"verdict": "usage", "exitCode": 2, "why": why});
+    println!("{}", moves.then(whole).flatten().unwrap_or_else(short));
     ExitCode::from(2)
 }
 

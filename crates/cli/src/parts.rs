@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use sparklane_engine::gate::{GateContext, GateResult, Progress, RealClock, wait_gate};
 use sparklane_engine::probe::HttpProber;
-use sparklane_engine::systemd::Systemctl;
-use sparklane_engine::{EngineError, docker};
+use sparklane_engine::state::STATE_FILE;
+use sparklane_engine::systemd::{Systemctl, UnitStates};
+use sparklane_engine::{EngineError, docker, ranks};
 use sparklane_host::HostError;
 use sparklane_host::node::{Gates, Parts};
 use sparklane_host::profile::NixEnv;
@@ -54,7 +55,8 @@ impl StageStep for DockerImage {
     }
 }
 
-/// Gates as the engine part judges them. Before a node's own, its unit must be READY.
+/// Gates as the engine part judges them. Before a node's own, its unit must be READY; after the head's cluster gates each
+/// worker's rank must be the one that served them.
 struct EngineGates;
 
 impl Gates for EngineGates {
@@ -65,16 +67,25 @@ impl Gates for EngineGates {
         interrupted: &dyn Fn() -> Option<String>,
         progress: &dyn Fn(String),
     ) -> Result<(), Fault> {
-        let ready = Gate {
-            name: "ready".into(),
-            scope: GateScope::Node,
-            budget_secs: generation.budgets.start_secs,
-            interval_secs: 0,
-            kind: GateKind::Unit { unit: ENGINE_UNIT.into() },
-        };
-        let own = generation.gates.iter().filter(|g| g.scope == scope);
-        let first = (scope == GateScope::Node).then_some(&ready);
-        first.into_iter().chain(own).try_for_each(|gate| one(generation, gate, interrupted, progress))
+        gates(generation, scope).iter().try_for_each(|gate| one(generation, gate, interrupted, progress))
+    }
+}
+
+/// What a node waits for. The cluster's gates ask the API, which the head alone has.
+fn gates(generation: &Generation, scope: GateScope) -> Vec<Gate> {
+    let own = || generation.gates.iter().filter(|g| g.scope == scope).cloned();
+    match scope {
+        GateScope::Node => {
+            let ready = Gate {
+                name: "ready".into(),
+                scope,
+                budget_secs: generation.budgets.start_secs,
+                interval_secs: 0,
+                kind: GateKind::Unit { unit: ENGINE_UNIT.into() },
+            };
+            std::iter::once(ready).chain(own()).collect()
+        }
+        GateScope::Cluster => ranks::gate(generation.role, ENGINE_UNIT).map_or_else(|| own().collect(), |g| vec![g]),
     }
 }
 
@@ -86,7 +97,10 @@ fn one(
 ) -> Result<(), Fault> {
     let prober = HttpProber { key_file: generation.engine.api_key_file.as_ref().map(Into::into) };
     let watch = [ENGINE_UNIT.to_owned()];
-    let context = GateContext { units: &Systemctl, prober: &prober, clock: &RealClock::default(), watch: &watch };
+    // Only the gate of that scope asks for more than the unit: a worker is up before its head is.
+    let joined = ranks::Joined { units: &Systemctl, state_file: STATE_FILE.into() };
+    let units: &dyn UnitStates = if gate.scope == GateScope::Cluster { &joined } else { &Systemctl };
+    let context = GateContext { units, prober: &prober, clock: &RealClock::default(), watch: &watch };
     let why = RefCell::new(None);
     let mut said = String::new();
     let outcome = wait_gate(gate, &context, &mut |p: &Progress| {
@@ -107,5 +121,40 @@ fn one(
             Err(Fault::failed(format!("gate {}: not passed in {} s: {text}", gate.name, gate.budget_secs)))
         }
         GateResult::Cancelled => Err(Fault::Interrupted(why.take().unwrap_or_default())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sparklane_engine::Phase;
+    use sparklane_host::status::WAITS;
+    use sparklane_lane::Role;
+
+    use super::*;
+
+    #[test]
+    fn the_head_asks_its_api_and_a_worker_its_own_rank() {
+        let text = include_str!("../../../tests/fixtures/engine/generation.json");
+        let mut generation: Generation = serde_json::from_str(text).unwrap();
+        generation.gates = vec![Gate {
+            name: "api".into(),
+            scope: GateScope::Cluster,
+            budget_secs: 1,
+            interval_secs: 0,
+            kind: GateKind::Http { url: "http://127.0.0.1:1/".into(), status: 200 },
+        }];
+        let names = |generation: &Generation, scope| -> Vec<String> {
+            gates(generation, scope).into_iter().map(|g| g.name).collect()
+        };
+        generation.role = Role::Worker;
+        assert_eq!(names(&generation, GateScope::Cluster), ["ranks"]);
+        assert_eq!(names(&generation, GateScope::Node).first().map(String::as_str), Some("ready"));
+        generation.role = Role::Head;
+        assert_eq!(names(&generation, GateScope::Cluster), ["api"]);
+    }
+
+    #[test]
+    fn a_node_reads_the_phase_that_its_supervisor_writes() {
+        assert_eq!(serde_json::to_value(Phase::WaitPeer).unwrap(), WAITS);
     }
 }

@@ -16,8 +16,17 @@ pub fn start_log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    // What it says about a closed stderr goes there too, and would end the program.
+    let builder = builder.log_internal_errors(false);
     match format {
         LogFormat::Text => builder.without_time().init(),
         LogFormat::Json => builder.json().init(),
     }
 }
+
+/// Asked for something that does not exist or makes no sense: exit code 2 in every command.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+impl miette::Diagnostic for Usage {}

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Subcommand;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use sparklane_host::decide::{self, Word};
 use sparklane_host::{HostError, HostPaths, peer, resolve, serve, talk, txns};
 use sparklane_lane::TxnId;
@@ -54,7 +55,8 @@ enum Command {
         /// Transaction in doubt
         id: TxnId,
         /// What became of it
-        word: DecideWord,
+        #[arg(value_parser = words())]
+        word: Word,
     },
     /// End what a crash left: to exactly the old or exactly the new generation.
     Resolve {
@@ -64,13 +66,10 @@ enum Command {
     },
 }
 
-/// A person's decision.
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum DecideWord {
-    /// The new lane stays.
-    Committed,
-    /// Back to the old lane.
-    Aborted,
+/// What a person may decide.
+fn words() -> impl TypedValueParser<Value = Word> {
+    let shown = |word: Word| PossibleValue::new(word.as_str()).help(word.meaning());
+    PossibleValuesParser::new(Word::ALL.map(shown)).try_map(|text| text.parse::<Word>())
 }
 
 /// Asking the head takes up to fifteen seconds, going back a stop, a start and the proof.
@@ -111,11 +110,7 @@ fn decision(paths: &HostPaths, id: Option<TxnId>, ssh: bool) -> Result<(), HostE
     print(&txns::decision(paths, &id)?)
 }
 
-fn decide(paths: &HostPaths, id: &TxnId, word: DecideWord) -> ExitCode {
-    let word = match word {
-        DecideWord::Committed => Word::Committed,
-        DecideWord::Aborted => Word::Aborted,
-    };
+fn decide(paths: &HostPaths, id: &TxnId, word: Word) -> ExitCode {
     if let Err(error) = decide::decide(paths, id, word, |id| peer::ask(paths, id)) {
         return exit(Err(error));
     }
@@ -170,4 +165,36 @@ fn resolve(paths: &HostPaths, boot: bool) -> ExitCode {
         }
     }
     ExitCode::from(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn a_persons_word_is_one_of_the_hosts() {
+        for word in Word::ALL {
+            let line = Line::try_parse_from(["txn", "decide", "20261130-101500-a1b2c3", word.as_str()]).unwrap();
+            assert!(matches!(line.args.command, Command::Decide { word: given, .. } if given == word));
+        }
+        let error = Line::try_parse_from(["txn", "decide", "20261130-101500-a1b2c3", "maybe"]).unwrap_err();
+        assert!(error.to_string().contains("committed, aborted"), "{error}");
+        assert!(
+            Line::command()
+                .find_subcommand_mut("decide")
+                .unwrap()
+                .render_long_help()
+                .to_string()
+                .contains("The new lane stays")
+        );
+    }
 }

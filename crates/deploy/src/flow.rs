@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use sparklane_host::status::NodeStatus;
-use sparklane_lane::{Generation, LaneName, NodeName, Release};
+use sparklane_lane::{Generation, LaneName, NodeName};
 use sparklane_txn::cluster::{Member, drive};
 use sparklane_txn::spec::Side;
 use sparklane_txn::{Goal, State};
@@ -19,9 +19,10 @@ use crate::site::Site;
 use crate::ssh::{self, Remote};
 use crate::survey::{ClusterStatus, NodeRow};
 use crate::verdict::{Subject, Verdict, VerdictKind};
-use crate::{nix, ssh::control_dir};
+use crate::{cancel, nix, ssh::control_dir};
 
 pub mod images;
+mod ranks;
 pub mod requests;
 mod staging;
 pub mod weights;
@@ -64,7 +65,7 @@ pub enum Target {
     /// A release by number; `None` for the one before the current.
     Release(Option<u64>),
     /// The newest release of a lane that is not in force.
-    ReleaseOfLane(String),
+    ReleaseOfLane(LaneName),
 }
 
 /// Every node's answer to one question; `None` where no tool answers yet.
@@ -88,6 +89,7 @@ pub struct Flow<'a> {
     observer: &'a dyn Observer,
     nodes: Vec<NodeHandle>,
     begin: Instant,
+    subject: Subject,
     _control: tempfile::TempDir,
 }
 
@@ -121,7 +123,14 @@ impl<'a> Flow<'a> {
         let control = control_dir()?;
         let dir = ssh::utf8(&control)?;
         let nodes = site.members().into_iter().filter_map(|m| handle(site, options, m, &dir)).collect();
-        Ok(Self { site, options, observer, nodes, begin: Instant::now(), _control: control })
+        let subject = Subject::of(site, &Target::Release(None));
+        Ok(Self { site, options, observer, nodes, begin: Instant::now(), subject, _control: control })
+    }
+
+    /// What is known of the command's subject, also after it failed.
+    #[must_use]
+    pub fn subject(&self) -> &Subject {
+        &self.subject
     }
 
     /// Asks every node at once; `None` where no tool answers yet.
@@ -157,36 +166,39 @@ impl<'a> Flow<'a> {
     /// # Errors
     /// Refused before any change, busy, or not understood. From staging on, the verdict tells.
     pub fn run(&mut self, target: &Target) -> Result<Verdict, DeployError> {
+        self.subject = Subject::of(self.site, target);
         let depth = if self.options.goal.changes_nodes() { Depth::Act } else { Depth::Check };
         let (posts, facts) = self.prepare(target, depth)?;
         let plan = plan(&facts);
-        let in_force = release_in_force(&facts);
-        let subject = self.subject(&posts.lane, in_force.as_ref());
+        self.subject.previous = release_in_force(&facts).map(|r| r.number);
         // What is not committed may be gone in a moment: staging says who holds the node, or ends what was left.
         let open = facts.iter().any(|f| !f.status.open.is_empty());
         if plan.unchanged && !open && self.options.goal == Goal::Switch {
-            return Ok(self.timed(Verdict::plain(&subject, VerdictKind::Unchanged, None)));
+            return Ok(self.timed(Verdict::plain(&self.subject, VerdictKind::Unchanged, None)));
         }
-        self.check_targets(&plan)?;
         let requests = self.requests(&posts, &facts, plan.restarts_engine)?;
         let Some(first) = requests.first() else { return Err(DeployError::Refused("the cluster has no node".into())) };
         if !self.options.goal.changes_nodes() {
-            let checked = self.check_only(&subject, &requests)?;
+            let checked = self.check_only(&requests)?;
             return Ok(self.timed(checked));
         }
-        self.stage_images(&facts)?;
-        self.stage_weights(&facts)?;
+        cancel::check()?;
+        let brought = self.stage_images(&facts).and_then(|()| self.stage_weights(&facts));
+        brought.map_err(|error| busy_rather(&facts, error))?;
         let (txn, number) = (first.spec.txn.clone(), first.spec.release.as_ref().map_or(0, |r| r.number));
         self.observer.event(None, &format!("transaction {txn}: release {number}, lane {}", posts.lane));
-        if let Some(refused) = self.stage_all(&subject, &requests)? {
+        cancel::check()?;
+        self.subject.txn = Some(txn.clone());
+        if let Some(refused) = self.stage_all(&requests)? {
             return Ok(self.timed(refused));
         }
         let patience = Duration::from_secs(first.spec.confirm_secs + PATIENCE_SECS);
         let members: Vec<Member> = self.nodes.iter().map(|n| n.member.clone()).collect();
         let mut link = SshLink::new(&self.nodes, &txn, self.observer, patience);
-        let outcome = drive(&mut link, &members, self.options.goal);
+        let outcome = drive(&mut link, &members, self.options.goal, ranks::stops(&facts));
         drop(link);
-        Ok(self.timed(Verdict::of(&subject, txn, number, outcome)))
+        let outcome = self.together(outcome);
+        Ok(self.timed(Verdict::of(&self.subject, txn, number, outcome)))
     }
 
     /// Only the plan.
@@ -219,7 +231,9 @@ impl<'a> Flow<'a> {
                 (self.recorded(target, &statuses)?, statuses)
             }
         };
+        self.subject.lane = Some(posts.lane.clone());
         check_open(&self.nodes, &statuses)?;
+        self.check_targets(&posts, &statuses)?;
         if depth > Depth::Look {
             self.copy_missing(&posts, &statuses)?;
         }
@@ -291,7 +305,7 @@ impl<'a> Flow<'a> {
         let in_force = releases.iter().rev().find(|r| r.is_on(at));
         let wanted = match target {
             Target::Release(Some(number)) => releases.iter().find(|r| r.number == *number),
-            Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane.as_str() == lane),
+            Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane == *lane),
             _ => releases.iter().rev().find(|r| in_force.is_none_or(|f| r.number < f.number && r.nodes != f.nodes)),
         };
         let Some(release) = wanted else {
@@ -343,13 +357,20 @@ impl<'a> Flow<'a> {
         self.options.signing_key.clone().or_else(|| default.exists().then_some(default))
     }
 
-    /// `--targets` on a lane that spans nodes is safe only when the others are where they shall be already.
-    fn check_targets(&self, plan: &ClusterPlan) -> Result<(), DeployError> {
-        if self.options.targets.is_empty() {
+    /// `--targets` on a lane that spans nodes is safe only when the others are where they shall be already. Told before
+    /// anything is copied.
+    fn check_targets(&self, posts: &Goalposts, statuses: &[Option<NodeStatus>]) -> Result<(), DeployError> {
+        let targets = &self.options.targets;
+        if targets.is_empty() {
             return Ok(());
         }
-        let others = plan.nodes.iter().filter(|n| !self.options.targets.contains(&n.node) && !n.same);
-        let names: Vec<&str> = others.map(|n| n.node.as_str()).collect();
+        let there = |status: &Option<NodeStatus>, side: &Side| {
+            let current = status.as_ref().and_then(|s| s.current.as_ref());
+            current.is_some_and(|c| c.generation == side.generation)
+        };
+        let rows = self.nodes.iter().zip(statuses).zip(&posts.sides);
+        let left = rows.filter(|((n, status), side)| !targets.contains(&n.member.node) && !there(status, side));
+        let names: Vec<&str> = left.map(|((node, _), _)| node.member.node.as_str()).collect();
         if names.is_empty() {
             return Ok(());
         }
@@ -369,11 +390,6 @@ impl<'a> Flow<'a> {
 
     fn user(&self) -> &str {
         self.options.ssh_user.as_deref().unwrap_or(&self.site.cluster.ssh.user)
-    }
-
-    fn subject(&self, lane: &LaneName, in_force: Option<&Release>) -> Subject {
-        let cluster = self.site.cluster.name.clone();
-        Subject { cluster, lane: lane.clone(), previous: in_force.map(|r| r.number) }
     }
 
     fn timed(&self, verdict: Verdict) -> Verdict {
@@ -425,6 +441,17 @@ fn check_open(nodes: &[NodeHandle], statuses: &[Option<NodeStatus>]) -> Result<(
     Ok(())
 }
 
+/// What keeps images or weights from a node that someone else holds says nothing: that they hold it does.
+fn busy_rather(facts: &[NodeFacts], error: DeployError) -> DeployError {
+    let held = facts.iter().find_map(|f| f.status.lock.as_ref().map(|owner| (&f.node, owner)));
+    match (held, error) {
+        (Some((node, owner)), DeployError::Refused(why)) => {
+            DeployError::Busy(format!("{node}: {}; besides: {why}", owner.holds()))
+        }
+        (_, error) => error,
+    }
+}
+
 /// All answers, or all failures in one: a person mends them in one go.
 pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, DeployError> {
     let mut good = Vec::new();
@@ -440,8 +467,12 @@ pub(crate) fn all<T>(answers: Vec<Result<T, DeployError>>) -> Result<Vec<T>, Dep
         1 => Err(bad.remove(0)),
         _ => {
             let why = bad.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-            let begun = bad.iter().any(|e| matches!(e, DeployError::Failed(_)));
-            Err(if begun { DeployError::Failed(why) } else { DeployError::Refused(why) })
+            // What began on one node outweighs that another was busy, and busy a plain refusal.
+            if bad.iter().any(|e| matches!(e, DeployError::Failed(_))) {
+                return Err(DeployError::Failed(why));
+            }
+            let busy = bad.iter().any(|e| matches!(e, DeployError::Busy(_)));
+            Err(if busy { DeployError::Busy(why) } else { DeployError::Refused(why) })
         }
     }
 }

@@ -12,13 +12,17 @@ use std::time::{Duration, Instant};
 use sparklane_host::serve::Line;
 use sparklane_lane::generation::GateScope;
 use sparklane_lane::{NodeName, TxnId};
-use sparklane_txn::{Link, Order, Reply};
+use sparklane_txn::plan::ENGINE_UNIT;
+use sparklane_txn::{Link, Order, Reply, Step};
 
+use crate::cancel;
 use crate::node::NodeHandle;
 use crate::progress::Observer;
 
 /// Silence after which a connection counts as dead; the node says something every 3 s.
 const SILENCE: Duration = Duration::from_secs(12);
+/// How often a wait for a node looks whether the operator still wants it.
+const LISTEN: Duration = Duration::from_millis(250);
 /// How long an order tries new connections.
 const RECONNECT: Duration = Duration::from_secs(15);
 
@@ -55,9 +59,17 @@ impl<'a> SshLink<'a> {
     }
 
     fn one(&self, node: &NodeName, order: &Order) -> Result<Reply, String> {
+        self.heard(node, order, &|_| {})
+    }
+
+    /// As [`SshLink::one`]; `hear` gets what the node says meanwhile.
+    fn heard(&self, node: &NodeName, order: &Order, hear: &dyn Fn(&str)) -> Result<Reply, String> {
         let Some(talk) = self.talks.get(node) else { return Err("is not part of the transaction".into()) };
         let mut talk = talk.lock().map_err(|_| "its connection is broken".to_owned())?;
-        talk.order(order, &|text| self.observer.event(Some(node.as_str()), text))
+        talk.order(order, &|text| {
+            hear(text);
+            self.observer.event(Some(node.as_str()), text);
+        })
     }
 
     /// Cuts short what a node waits for, over a connection of its own.
@@ -80,7 +92,7 @@ impl Talk<'_> {
                 Ok(reply) => return Ok(reply),
                 Err(why) => {
                     self.close();
-                    if Instant::now() >= until {
+                    if Instant::now() >= until || cancel::stops(order) {
                         return Err(why);
                     }
                     say(&format!("connection: {why}; again"));
@@ -98,12 +110,22 @@ impl Talk<'_> {
         let mut bytes = serde_json::to_vec(order).map_err(|e| e.to_string())?;
         bytes.push(b'\n');
         open.stdin.write_all(&bytes).and_then(|()| open.stdin.flush()).map_err(|e| format!("cannot send: {e}"))?;
+        let mut silent_at = Instant::now() + SILENCE;
         loop {
-            match open.lines.recv_timeout(SILENCE) {
+            if cancel::stops(order) {
+                return Err(cancel::WHY.to_owned());
+            }
+            let line = open.lines.recv_timeout(LISTEN);
+            if line.is_ok() {
+                silent_at = Instant::now() + SILENCE;
+            }
+            match line {
                 Ok(Line::Reply(reply)) => return Ok(reply),
                 Ok(Line::Event(text)) if text.is_empty() => {}
                 Ok(Line::Event(text)) => say(&text),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < silent_at => {}
                 Err(RecvTimeoutError::Timeout) => return Err(format!("silent for {} s", SILENCE.as_secs())),
+                Err(RecvTimeoutError::Disconnected) if cancel::stops(order) => return Err(cancel::WHY.to_owned()),
                 Err(RecvTimeoutError::Disconnected) => return Err("closed by the node".into()),
             }
         }
@@ -171,6 +193,33 @@ impl Link for SshLink<'_> {
             };
             let threads: Vec<_> = nodes.iter().map(ask).collect();
             threads.into_iter().map(|t| t.join().unwrap_or_else(|_| Err("its thread died".into()))).collect()
+        })
+    }
+
+    /// A node says what it does once the record of it is durable: when the head says that it stops its engine, it has
+    /// begun.
+    fn order_behind(&mut self, first: &NodeName, others: &[NodeName], order: &Order) -> Vec<Result<Reply, String>> {
+        let link = &*self;
+        let stop = Step::StopUnit { unit: ENGINE_UNIT.into(), was_active: true }.describe();
+        let (begun, begins) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let head = scope.spawn(move || {
+                let answer = link.heard(first, order, &|text| {
+                    if text == stop {
+                        let _heard = begun.send(());
+                    }
+                });
+                // It may have had nothing to stop.
+                if answer.as_ref().is_ok_and(|r| r.done) {
+                    let _heard = begun.send(());
+                }
+                answer
+            });
+            // An error: the head ended without having begun.
+            let go = begins.recv().is_ok();
+            let answers: Vec<_> = others.iter().filter(|_| go).map(|node| link.one(node, order)).collect();
+            let first = head.join().unwrap_or_else(|_| Err("its thread died".into()));
+            std::iter::once(first).chain(answers).collect()
         })
     }
 

@@ -9,6 +9,8 @@ use sparklane_lane::{Generation, NodeName, Release};
 use sparklane_txn::plan::engine_changed;
 use sparklane_txn::spec::Side;
 
+use crate::survey::runs;
+
 /// One node's part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -74,7 +76,7 @@ pub fn plan(facts: &[NodeFacts]) -> ClusterPlan {
     let release = release_in_force(facts);
     let nodes: Vec<NodePlan> = facts.iter().map(node_plan).collect();
     let same = nodes.iter().all(|n| n.same && n.edited.is_empty());
-    let serving = facts.iter().all(|f| f.status.engine.as_ref().is_some_and(|e| e.active == "active"));
+    let serving = facts.iter().all(|f| runs(&f.status));
     let restarts_engine = !serving || facts.iter().any(|f| engine_changed(f.status.generation.as_ref(), &f.generation));
     let lane = facts.first().map(|f| f.generation.lane.to_string()).unwrap_or_default();
     ClusterPlan {

@@ -1,7 +1,7 @@
 //! What is being done, told as it happens. Work emits events; one observer owns the display (colmena's job monitor).
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -25,7 +25,8 @@ impl Observer for Lines {
         if let Ok(mut last) = self.last.lock()
             && *last != line
         {
-            eprintln!("{line}");
+            // Nobody may read it, and that must not end what it tells of.
+            let _unread = writeln!(std::io::stderr().lock(), "{line}");
             *last = line;
         }
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Serialize;
-use sparklane_host::status::{NodeStatus, TxnStatus, WeightsStatus};
+use sparklane_host::HostPaths;
+use sparklane_host::status::{DamagedTxn, NodeStatus, TxnStatus, WeightsStatus};
 use sparklane_host::units::UnitStatus;
 use sparklane_lane::NodeName;
 use sparklane_txn::State;
@@ -42,6 +43,9 @@ pub struct ClusterStatus {
 const RESOLVE: &str =
     "on the node: sudo /nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve (docs/operations.md, In doubt)";
 
+const UNSETTLED: &str =
+    "nix run .#deploy -- --replace-edited, which places every file anew; then remove the damaged transaction's folder";
+
 impl ClusterStatus {
     /// Judges what the nodes say; the first is the head.
     #[must_use]
@@ -68,6 +72,10 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     };
     if statuses().any(doubt) {
         return said("in doubt", 4, RESOLVE);
+    }
+    let unsettled = |row: &&NodeRow| row.status.as_ref().is_some_and(|s| s.damaged.iter().any(|d| d.unsettled));
+    if nodes.iter().find(unsettled).is_some() {
+        return said("in doubt", 4, UNSETTLED);
     }
     if nodes.iter().any(|row| row.error.is_some()) {
         return said("unreachable", 4, "bring the node back to the network, then ask again");
@@ -108,30 +116,43 @@ fn unproved(row: &NodeRow) -> Option<(&NodeName, &str)> {
     (weights.state != "proved").then_some((&row.node, weights.state.as_str()))
 }
 
-/// A unit that starts or fails serves nobody; what goes on inside a running one is the engine's to say.
+/// A unit that starts or fails serves nobody, nor does a rank that waits for the others: a worker's unit is up by then,
+/// and a head that lost its ranks while it was idle does not know it.
 fn serves(row: &NodeRow) -> bool {
-    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "active")
+    row.status.as_ref().is_some_and(runs)
+}
+
+/// True when a node's engine is up and at work, as far as the node can say.
+pub(crate) fn runs(status: &NodeStatus) -> bool {
+    status.engine.as_ref().is_some_and(|e| e.active == "active") && !status.waits_for_ranks
 }
 
 impl fmt::Display for ClusterStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cluster, self.state)?;
-        for row in &self.nodes {
+        let head = self.nodes.first().and_then(|row| row.status.as_ref());
+        let serving = head.and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "active" && e.text == "serving");
+        for (rank, row) in self.nodes.iter().enumerate() {
             write!(f, "\n  {:<8} ", row.node.as_str())?;
             match (&row.status, &row.error) {
                 (_, Some(error)) => write!(f, "{error}")?,
                 (None, None) => write!(f, "nothing deployed")?,
-                (Some(status), None) => write_node(f, status)?,
+                (Some(status), None) => write_node(f, status, serving && rank > 0)?,
             }
         }
         self.next.iter().try_for_each(|next| write!(f, "\n  do: {next}"))
     }
 }
 
-fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus) -> fmt::Result {
+/// `with_head`: the head serves, which no worker can know of itself.
+fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fmt::Result {
     let mut more = |text: &str| write!(f, "{text}");
     more(s.generation.as_ref().map_or("nothing", |g| g.lane.as_str()))?;
-    more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
+    if with_head && runs(s) {
+        more(", engine active (serving with the head)")?;
+    } else {
+        more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
+    }
     let mut line = |text: String| write!(f, "\n             {text}");
     s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
     s.open.iter().try_for_each(|t| line(open_text(t)))?;
@@ -139,9 +160,25 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus) -> fmt::Result {
     if !s.drift.is_empty() {
         line(format!("edited by hand: {}", s.drift.join(", ")))?;
     }
+    s.damaged.iter().try_for_each(|d| line(damaged_text(d)))?;
     s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
     let unhappy = s.last.as_ref().filter(|t| t.state != State::Committed);
     unhappy.map_or(Ok(()), |t| line(format!("last: {} {} ({})", t.txn, t.state, t.why.as_deref().unwrap_or(""))))
+}
+
+fn damaged_text(d: &DamagedTxn) -> String {
+    let folder = format!("{}/{}", HostPaths::system().txns(), d.txn);
+    match d.state {
+        Some(state) => {
+            format!("damaged journal: {} was {state}; what follows that record is dropped, nothing hangs on it", d.txn)
+        }
+        None if d.unsettled => {
+            format!("damaged journal: nobody can say how far {} came; deploy again, then: sudo rm -r {folder}", d.txn)
+        }
+        None => {
+            format!("damaged journal: {} holds no record and changed nothing; to forget it: sudo rm -r {folder}", d.txn)
+        }
+    }
 }
 
 fn engine_text(engine: &UnitStatus) -> String {
@@ -212,6 +249,9 @@ mod tests {
         assert_eq!(judged(up("head", "c"), up("worker", "d")), ("release 2".into(), 0));
         assert_eq!(judged(up("head", "a"), up("worker", "b")), ("release 1".into(), 0));
         assert_eq!(judged(up("head", "a"), up("worker", "d")), ("mixed".into(), 4));
+        let mut waits = up("worker", "d");
+        waits.status.as_mut().unwrap().waits_for_ranks = true;
+        assert_eq!(judged(up("head", "c"), waits), ("release 2, not serving".into(), 1));
         let down = row("worker", Some("d"), "failed");
         assert_eq!(judged(up("head", "c"), down), ("release 2, not serving".into(), 1));
         assert_eq!(
@@ -247,6 +287,31 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_serves_when_the_head_does_and_its_rank_has_joined() {
+        let (mut head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        let text = |row: &mut NodeRow, text: &str| {
+            row.status.as_mut().unwrap().engine.as_mut().unwrap().text = text.into();
+        };
+        text(&mut head, "serving");
+        text(&mut worker, "loaded, ready to work for the head");
+        let said = |head: &NodeRow, worker: &NodeRow| {
+            ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]).to_string()
+        };
+        assert!(
+            said(&head, &worker).contains("worker   nothing, engine active (serving with the head)"),
+            "{}",
+            said(&head, &worker)
+        );
+        text(&mut worker, "waiting for the other ranks");
+        worker.status.as_mut().unwrap().waits_for_ranks = true;
+        assert!(said(&head, &worker).contains("active (waiting for the other ranks)"), "{}", said(&head, &worker));
+        text(&mut head, "starting the API");
+        worker.status.as_mut().unwrap().waits_for_ranks = false;
+        text(&mut worker, "loaded, ready to work for the head");
+        assert!(said(&head, &worker).contains("active (loaded, ready"), "{}", said(&head, &worker));
+    }
+
+    #[test]
     fn what_people_must_see_is_in_the_lines() {
         let mut head = row("head", Some("c"), "active");
         let status = head.status.as_mut().unwrap();
@@ -257,5 +322,23 @@ mod tests {
         for part in ["not ours: is not", "damaged release: /r/7.json", "edited by hand: /etc/x"] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+    }
+
+    #[test]
+    fn damaged_journals_are_shown_with_what_to_do_and_one_that_had_begun_is_a_doubt() {
+        let txn = |id: &str, state, unsettled| DamagedTxn { txn: id.parse().unwrap(), state, unsettled };
+        let (mut head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        head.status.as_mut().unwrap().damaged = vec![txn("t1", Some(State::Committed), false), txn("t2", None, false)];
+        let status = ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("release 2", 0));
+        let text = status.to_string();
+        for part in ["t1 was committed", "t2 holds no record", "sudo rm -r /var/lib/sparklane/txn/t2"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        worker.status.as_mut().unwrap().damaged = vec![txn("t3", None, true)];
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("in doubt", 4));
+        assert!(status.to_string().contains("deploy -- --replace-edited"), "{status}");
+        assert!(status.to_string().contains("how far t3 came"), "{status}");
     }
 }

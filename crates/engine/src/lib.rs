@@ -15,6 +15,7 @@ pub mod load;
 pub mod notify;
 pub mod phase;
 pub mod probe;
+pub mod ranks;
 pub mod redact;
 pub mod run;
 pub mod spec;

@@ -26,9 +26,11 @@ pub enum Phase {
     KvCache,
     /// CUDA graphs are captured.
     Graphs,
+    /// All is loaded. The last that a worker's log tells: from here it does what the head asks.
+    Loaded,
     /// The API starts or warms up; no request is answered yet.
     StartingApi,
-    /// `/health` answered 200 (head only: a worker has no API and stays at its last load phase).
+    /// `/health` answered 200 (head only: a worker has no API).
     Serving,
     /// Asked to stop, draining.
     Stopping,
@@ -49,6 +51,7 @@ impl Phase {
             Self::LoadingDrafter => "loading the drafter",
             Self::KvCache => "making the KV cache",
             Self::Graphs => "capturing CUDA graphs",
+            Self::Loaded => "loaded",
             Self::StartingApi => "starting the API",
             Self::Serving => "serving",
             Self::Stopping => "stopping",
@@ -71,7 +74,7 @@ const MARKS: &[(&str, Phase)] = &[
     ("Available KV cache memory", Phase::KvCache),
     ("KV cache size:", Phase::KvCache),
     ("Capturing CUDA graph", Phase::Graphs),
-    ("Graph capturing finished", Phase::Graphs),
+    ("Graph capturing finished", Phase::Loaded),
     ("init engine (profile", Phase::StartingApi),
     ("Kernel JIT monitor activated", Phase::StartingApi),
     ("Starting vLLM server on", Phase::StartingApi),
@@ -181,6 +184,9 @@ impl PhaseTracker {
     #[must_use]
     pub fn status_line(&self) -> String {
         let mut text = self.phase.words().to_owned();
+        if self.phase == Phase::Loaded && self.role == Role::Worker {
+            text.push_str(", ready to work for the head");
+        }
         if let Some(percent) = self.percent {
             text.push_str(&format!(" {percent}%"));
         }
@@ -301,6 +307,18 @@ mod tests {
         assert!(t.line("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  45%|####    | 5/11"));
         assert_eq!((t.phase(), t.percent()), (Phase::Graphs, Some(45)));
         assert!(!t.line("Starting to load model again"), "never backwards");
+    }
+
+    #[test]
+    fn a_worker_that_has_captured_its_graphs_is_ready_and_not_still_capturing() {
+        let captured =
+            "(Worker_TP1 pid=1) INFO [gpu_model_runner.py:5401] Graph capturing finished in 7 secs, took 1.20 GiB";
+        for (role, line) in [(Role::Worker, "loaded, ready to work for the head"), (Role::Head, "loaded")] {
+            let mut t = PhaseTracker::new(role);
+            t.line("Capturing CUDA graphs (mixed prefill-decode, PIECEWISE): 100%|####| 11/11");
+            assert!(t.line(captured));
+            assert_eq!((t.phase(), t.status_line().as_str()), (Phase::Loaded, line));
+        }
     }
 
     proptest::proptest! {

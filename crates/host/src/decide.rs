@@ -3,6 +3,7 @@
 //! The word lies beside the journal. It counts only while the head does not answer, so it can never contradict a head
 //! that is there; whoever asks next, the process in doubt or the boot unit, finds it.
 
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,38 @@ pub enum Word {
     Committed,
     /// The node goes back to the old one.
     Aborted,
+}
+
+impl Word {
+    /// Both words.
+    pub const ALL: [Self; 2] = [Self::Committed, Self::Aborted];
+
+    /// As people write it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Committed => "committed",
+            Self::Aborted => "aborted",
+        }
+    }
+
+    /// What follows from it, for people.
+    #[must_use]
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::Committed => "The new lane stays",
+            Self::Aborted => "Back to the old lane",
+        }
+    }
+}
+
+impl FromStr for Word {
+    type Err = HostError;
+
+    fn from_str(text: &str) -> Result<Self, HostError> {
+        let known = || HostError::Refused(format!("{text:?} is neither committed nor aborted"));
+        Self::ALL.into_iter().find(|word| word.as_str() == text).ok_or_else(known)
+    }
 }
 
 impl From<Word> for Answer {

@@ -64,6 +64,12 @@ impl HostError {
     }
 }
 
+impl From<sparklane_durable::DurableError> for HostError {
+    fn from(error: sparklane_durable::DurableError) -> Self {
+        Self::File { what: error.what, path: error.path, source: error.source }
+    }
+}
+
 impl From<HostError> for sparklane_txn::Fault {
     fn from(error: HostError) -> Self {
         Self::Failed(error.to_string())

@@ -1,10 +1,9 @@
 //! Managed files: looked at, placed, put back. Every write is temp file, fsync, rename, fsync of the folder.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 
-use camino::{Utf8Path, Utf8PathBuf};
+use camino::Utf8Path;
 use sha2::{Digest as _, Sha256};
 use sparklane_txn::plan::{Before, Found};
 
@@ -24,7 +23,7 @@ pub fn sha256(bytes: &[u8]) -> String {
 /// # Errors
 /// When the folder cannot be opened or synced.
 pub fn sync_dir(dir: &Utf8Path) -> Result<(), HostError> {
-    fs::File::open(dir).and_then(|d| d.sync_all()).map_err(HostError::file("sync", dir))
+    Ok(sparklane_durable::sync_dir(dir)?)
 }
 
 /// Creates a folder with its parents, private to root where we make it.
@@ -40,7 +39,8 @@ pub fn make_dir(dir: &Utf8Path) -> Result<(), HostError> {
 /// # Errors
 /// When the parent cannot be made, or anything cannot be written or made durable; the old file stands then.
 pub fn write_atomic(path: &Utf8Path, bytes: &[u8], mode: u32) -> Result<(), HostError> {
-    write_new(path, bytes, mode, None)
+    make_parent(path)?;
+    Ok(sparklane_durable::write(path, bytes, mode)?)
 }
 
 /// As [`write_atomic`], with an owner from the first moment on.
@@ -48,32 +48,12 @@ pub fn write_atomic(path: &Utf8Path, bytes: &[u8], mode: u32) -> Result<(), Host
 /// # Errors
 /// As [`write_atomic`].
 pub fn write_owned(path: &Utf8Path, bytes: &[u8], mode: u32, owner: (u32, u32)) -> Result<(), HostError> {
-    write_new(path, bytes, mode, Some(owner))
+    make_parent(path)?;
+    Ok(sparklane_durable::write_owned(path, bytes, mode, owner)?)
 }
 
-fn write_new(path: &Utf8Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Result<(), HostError> {
-    let (dir, temp) = beside(path)?;
-    make_dir(dir)?;
-    let _stale = fs::remove_file(&temp);
-    let written = fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temp)
-        .and_then(|mut file| {
-            file.write_all(bytes)?;
-            if let Some((uid, gid)) = owner {
-                std::os::unix::fs::fchown(&file, Some(uid), Some(gid))?;
-            }
-            file.set_permissions(fs::Permissions::from_mode(mode))?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temp, path));
-    if let Err(error) = written {
-        let _cleared = fs::remove_file(&temp);
-        return Err(HostError::file("write", path)(error));
-    }
-    sync_dir(dir)
+fn make_parent(path: &Utf8Path) -> Result<(), HostError> {
+    path.parent().map_or(Ok(()), make_dir)
 }
 
 /// Makes a symbolic link so that a crash leaves the old or the new target.
@@ -81,13 +61,8 @@ fn write_new(path: &Utf8Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>
 /// # Errors
 /// As [`write_atomic`].
 pub fn link_atomic(path: &Utf8Path, target: &str) -> Result<(), HostError> {
-    let (dir, temp) = beside(path)?;
-    make_dir(dir)?;
-    let _stale = fs::remove_file(&temp);
-    std::os::unix::fs::symlink(target, &temp)
-        .and_then(|()| fs::rename(&temp, path))
-        .map_err(HostError::file("link", path))?;
-    sync_dir(dir)
+    make_parent(path)?;
+    Ok(sparklane_durable::link(path, target)?)
 }
 
 /// Removes a file if it is there.
@@ -95,20 +70,7 @@ pub fn link_atomic(path: &Utf8Path, target: &str) -> Result<(), HostError> {
 /// # Errors
 /// When it is there and stays.
 pub fn remove(path: &Utf8Path) -> Result<(), HostError> {
-    match fs::remove_file(path) {
-        Ok(()) => path.parent().map_or(Ok(()), sync_dir),
-        Err(error) if matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory) => {
-            Ok(())
-        }
-        Err(error) => Err(HostError::file("remove", path)(error)),
-    }
-}
-
-fn beside(path: &Utf8Path) -> Result<(&Utf8Path, Utf8PathBuf), HostError> {
-    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(HostError::Content { path: path.into(), why: "is not the path of a file".into() });
-    };
-    Ok((dir, dir.join(format!(".{name}.sparklane-new"))))
+    Ok(sparklane_durable::remove(path)?)
 }
 
 /// Looks at a path without changing anything. `copy` is the number under which its bytes would be kept.
@@ -212,6 +174,8 @@ pub fn is_as_before(path: &Utf8Path, before: &Before) -> Result<bool, HostError>
 
 #[cfg(test)]
 mod tests {
+    use camino::Utf8PathBuf;
+
     use super::*;
 
     fn temp() -> (tempfile::TempDir, Utf8PathBuf) {

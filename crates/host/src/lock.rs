@@ -111,8 +111,16 @@ fn held_by(text: &str) -> String {
     };
     let now = BootClock::new().now();
     let age = if now.boot == owner.since.boot { now.millis.saturating_sub(owner.since.millis) / 1000 } else { 0 };
-    let txn = owner.txn.map_or_else(String::new, |t| format!(" for transaction {t}"));
-    format!("{} holds the node{txn} since {age} s (process {})", owner.who, owner.pid)
+    format!("{} since {age} s (process {})", owner.holds(), owner.pid)
+}
+
+impl Owner {
+    /// Who holds the node, and for what.
+    #[must_use]
+    pub fn holds(&self) -> String {
+        let txn = self.txn.as_ref().map_or_else(String::new, |t| format!(" for transaction {t}"));
+        format!("{} holds the node{txn}", self.who)
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,18 @@ pub struct TxnStatus {
     pub torn: bool,
 }
 
+/// A transaction whose journal is damaged, other than an open one (that one says so itself).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DamagedTxn {
+    /// Its id: the folder's name.
+    pub txn: TxnId,
+    /// Its last good record; `None` when there is none.
+    pub state: Option<State>,
+    /// True when it had begun and was never settled: the node may be between two generations.
+    pub unsettled: bool,
+}
+
 /// The weights of a node's generation, as far as the node can prove them without reading them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -61,6 +73,9 @@ pub struct NodeStatus {
     pub foreign_profile: Option<String>,
     /// Open transactions; more than one is never right.
     pub open: Vec<TxnStatus>,
+    /// Transactions whose journals are damaged.
+    #[serde(default)]
+    pub damaged: Vec<DamagedTxn>,
     /// The last ended one.
     pub last: Option<TxnStatus>,
     /// Who holds the node.
@@ -72,6 +87,9 @@ pub struct NodeStatus {
     pub damaged_releases: Vec<String>,
     /// The engine's unit.
     pub engine: Option<UnitStatus>,
+    /// True when the engine's supervisor says that its rank waits for the others.
+    #[serde(default)]
+    pub waits_for_ranks: bool,
     /// The generation's weights; `None` when it has none, or an older tool answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsStatus>,
@@ -102,11 +120,13 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         generation,
         foreign_profile,
         open: all.iter().filter(|t| t.is_open()).filter_map(of).collect(),
+        damaged: all.iter().filter_map(|t| damaged(paths, t)).collect(),
         last: all.iter().rev().find(|t| t.state().is_some_and(State::is_final)).and_then(of),
         lock: lock::owner(paths)?,
         releases: known_releases(paths, &all)?,
         damaged_releases: releases::damaged(paths),
         engine: units.status(ENGINE_UNIT).ok(),
+        waits_for_ranks: waits_for_ranks(paths),
         weights: None,
         drift,
         decision_key: peer::public_key_if_any(paths),
@@ -127,6 +147,22 @@ fn known_releases(paths: &HostPaths, all: &[txns::Txn]) -> Result<Vec<Release>, 
     }
     releases.sort_by_key(|r| r.number);
     Ok(releases)
+}
+
+/// The phase in the state file of the engine's supervisor (`engine::state`) that means: at the rendezvous.
+pub const WAITS: &str = "WAIT_PEER";
+
+fn waits_for_ranks(paths: &HostPaths) -> bool {
+    let read = || serde_json::from_slice::<serde_json::Value>(&std::fs::read(paths.run.join("engine.json")).ok()?).ok();
+    read().is_some_and(|state| state["phase"] == WAITS)
+}
+
+fn damaged(paths: &HostPaths, txn: &txns::Txn) -> Option<DamagedTxn> {
+    let state = txn.state();
+    // What is kept for undoing goes when a transaction is settled.
+    let unsettled = state.is_none() && paths.txn(&txn.id).join("before").exists();
+    let shown = txn.torn && !txn.is_open() || unsettled;
+    shown.then(|| DamagedTxn { txn: txn.id.clone(), state, unsettled })
 }
 
 fn of(txn: &txns::Txn) -> Option<TxnStatus> {

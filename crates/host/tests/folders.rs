@@ -177,6 +177,32 @@ fn a_torn_journal_and_leftover_temp_files_do_not_stop_a_recovery() {
 }
 
 #[test]
+fn status_shows_damaged_journals_and_whether_they_had_begun() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    let seen = || status::read(&paths, &FileUnits(dir.join("engine")), "x").unwrap();
+    assert_eq!(seen().damaged, []);
+    let garbage = |id: &str| {
+        let folder = paths.txn(&id.parse().unwrap());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("journal"), b"\x00\xffnot a journal\n").unwrap();
+        folder
+    };
+    std::fs::create_dir_all(garbage("t8").join("before")).unwrap();
+    garbage("t9");
+    // A folder that a staging has just made, or left empty, is no damage.
+    std::fs::create_dir_all(paths.txn(&"t7".parse().unwrap())).unwrap();
+    // An ended journal with noise behind it.
+    let ended = paths.txn(&"t1".parse().unwrap()).join("journal");
+    let mut bytes = std::fs::read(&ended).unwrap();
+    bytes.extend(b"0123456789abcdef {");
+    std::fs::write(&ended, bytes).unwrap();
+    let shown: Vec<_> = seen().damaged.into_iter().map(|d| (d.txn.to_string(), d.state, d.unsettled)).collect();
+    let want = [("t1", Some(State::Committed), false), ("t8", None, true), ("t9", None, false)];
+    assert_eq!(shown, want.map(|(id, state, unsettled)| (id.to_owned(), state, unsettled)));
+}
+
+#[test]
 fn status_shows_drift_and_does_not_guess() {
     let (_guard, dir) = on_lane_a();
     let paths = HostPaths::below(&dir);

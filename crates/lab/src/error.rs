@@ -53,6 +53,17 @@ pub enum LabError {
         /// Where to look, or empty.
         hint: String,
     },
+    /// A lab runs that a task must not replace unasked.
+    #[error(
+        "a lab runs in {dir} ({nodes}) that no `cargo xtask` command made; a new one would remove it with all it holds. \
+         End it with: sparklane lab down, or say --replace"
+    )]
+    Taken {
+        /// The lab's folder.
+        dir: Utf8PathBuf,
+        /// Machines that run.
+        nodes: String,
+    },
     /// Another process works on the lab now.
     #[error("another `sparklane lab` command works on {0}; try again when it has ended")]
     Busy(Utf8PathBuf),

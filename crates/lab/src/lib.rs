@@ -12,6 +12,7 @@ mod keys;
 mod lab;
 mod machine;
 mod net;
+pub mod owner;
 mod paths;
 mod process;
 mod provision;

@@ -48,6 +48,18 @@ impl Paths {
         name.into()
     }
 
+    /// Names the developer task that made the lab; see [`crate::owner`]. Beside the folder, as the lock.
+    #[must_use]
+    pub(crate) fn owner(&self) -> Utf8PathBuf {
+        format!("{}.owner", self.dir).into()
+    }
+
+    /// A lab of a test's own.
+    #[cfg(test)]
+    pub(crate) fn below(dir: &Utf8Path) -> Self {
+        Self { cache: dir.join("cache"), dir: dir.join("lab") }
+    }
+
     /// Keys of this lab.
     #[must_use]
     pub fn keys(&self) -> Utf8PathBuf {

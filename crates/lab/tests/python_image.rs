@@ -11,6 +11,8 @@ use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::Value;
 use sparklane_oci::{Layout, serve::Server};
 
+/// Of the Debian package golang-github-opencontainers-image-spec-dev.
+const SCHEMAS: &str = "/usr/share/gocode/src/github.com/opencontainers/image-spec/schema";
 const TOOL: &str = "prebuilt/x86_64-linux/sparklane";
 
 fn workspace() -> Utf8PathBuf {
@@ -60,15 +62,35 @@ fn ray_runs_in_an_arm_image_that_was_made_on_another_processor() {
 
     let root = dir.join("root");
     unpack(&[&base.layout, &Layout::open(&out).unwrap()], built["manifest"].as_str().unwrap(), &root);
-    let qemu = root.join("qemu");
-    std::fs::copy("/usr/bin/qemu-aarch64-static", &qemu).unwrap();
+    std::fs::copy("/usr/bin/qemu-aarch64-static", root.join("qemu")).unwrap();
+    std::fs::create_dir_all(root.join("dev")).unwrap();
+    for (device, minor) in [("null", "3"), ("urandom", "9")] {
+        python::run(Command::new("mknod").args([root.join("dev").join(device).as_str(), "c", "1", minor]));
+    }
     let program = "import ray, grpc, pydantic_core, aiohttp, cryptography, platform, importlib.metadata as m; \
                    print(platform.machine(), ray.__version__, len(list(m.distributions())))";
-    let mut chroot = Command::new("chroot");
-    chroot.args([root.as_str(), "/qemu", "/usr/bin/python3", "-c", program]);
-    chroot.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
-    assert_eq!(python::run(&mut chroot).trim(), "aarch64 2.57.0 57");
+    let said = |program: &str| {
+        let mut chroot = Command::new("/usr/sbin/chroot");
+        chroot.args([root.as_str(), "/qemu", "/usr/bin/python3", "-c", program]);
+        python::run(chroot.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin")).trim().to_owned()
+    };
+    assert_eq!(said(program), "aarch64 2.57.0 57");
     // The script that we wrote names the image's python, not this machine's.
     let script = std::fs::read_to_string(root.join("usr/local/bin/ray")).unwrap();
     assert!(script.starts_with("#!/usr/bin/python3\n"), "{script}");
+
+    // Its documents keep the specification's schemas; the wheels have a validator.
+    python::run(Command::new("cp").args(["-r", SCHEMAS, root.join("schema").as_str()]));
+    std::fs::create_dir(root.join("image")).unwrap();
+    let blob = |digest: &Value| out.join("blobs/sha256").join(&digest.as_str().unwrap()["sha256:".len()..]);
+    let documents = [
+        ("manifest", blob(&built["manifest"])),
+        ("config", blob(&built["config"])),
+        ("index", out.join("index.json")),
+        ("layout", out.join("oci-layout")),
+    ];
+    for (name, file) in documents {
+        std::fs::copy(file, root.join(format!("image/{name}.json"))).unwrap();
+    }
+    assert_eq!(said(include_str!("support/schema.py")), "valid: manifest config index layout");
 }

@@ -101,6 +101,12 @@ pub enum OciError {
     },
 }
 
+impl From<sparklane_durable::DurableError> for OciError {
+    fn from(error: sparklane_durable::DurableError) -> Self {
+        Self::Io { what: error.what, path: error.path, source: error.source }
+    }
+}
+
 impl OciError {
     /// Names the action and the file of an I/O error.
     pub fn io(what: &'static str, path: impl AsRef<Utf8Path>) -> impl FnOnce(std::io::Error) -> Self {

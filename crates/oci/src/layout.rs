@@ -386,10 +386,7 @@ impl Drop for BlobWriter {
 pub fn publish(file: &File, from: &Utf8Path, to: &Utf8Path) -> Result<(), OciError> {
     let mode = rustix::fs::Mode::from_raw_mode(0o644);
     rustix::fs::fchmod(file, mode).map_err(OciError::errno("set the mode of", from))?;
-    file.sync_all().map_err(OciError::io("sync", from))?;
-    fs::rename(from, to).map_err(OciError::io("rename to", to))?;
-    let dir = to.parent().unwrap_or(to);
-    File::open(dir).and_then(|d| d.sync_all()).map_err(OciError::io("sync", dir))
+    Ok(sparklane_durable::publish(file, from, to)?)
 }
 
 /// Writes a file as a whole or not at all.
@@ -397,13 +394,7 @@ pub fn publish(file: &File, from: &Utf8Path, to: &Utf8Path) -> Result<(), OciErr
 /// # Errors
 /// The system's.
 pub fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), OciError> {
-    let (mut file, temp) = temporary(path)?;
-    let written =
-        file.write_all(bytes).map_err(OciError::io("write", &temp)).and_then(|()| publish(&file, &temp, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&temp);
-    }
-    written
+    Ok(sparklane_durable::write(path, bytes, 0o644)?)
 }
 
 /// A new file beside `path`, of a name that no other process or thread of ours uses.

@@ -25,6 +25,22 @@ pub trait Link {
         nodes.iter().map(|n| self.order(n, order)).collect()
     }
 
+    /// Sends an order to `first` and, as soon as the record of its first step is durable there, to `others` in turn: an
+    /// implementation may know that before `first` is done. Nothing is sent to the others when `first` did not get so
+    /// far. The answers that came, `first`'s first.
+    fn order_behind(&mut self, first: &NodeName, others: &[NodeName], order: &Order) -> Vec<Result<Reply, String>> {
+        let mut answers = Vec::new();
+        for node in std::iter::once(first).chain(others) {
+            let answer = self.order(node, order);
+            let done = answer.as_ref().is_ok_and(|r| r.done);
+            answers.push(answer);
+            if !done {
+                break;
+            }
+        }
+        answers
+    }
+
     /// Waits a little before a question is repeated; `false` when there is no time left for another.
     fn pause(&mut self) -> bool;
 }
@@ -100,9 +116,20 @@ impl Outcome {
     }
 }
 
+/// How the old engines are stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stops {
+    /// The workers after the head: it drains its requests, for which it needs them.
+    InTurn,
+    /// The workers as soon as the head has begun: it cuts its requests short anyway, within a second, and a worker takes
+    /// five to end (engine-real.md, SIGTERM). Never before: recovery relies on it that no worker has stopped beside a
+    /// head that did not begin to.
+    Overlapping,
+}
+
 /// Drives a staged transaction to its end.
-pub fn drive(link: &mut dyn Link, members: &[Member], goal: Goal) -> Outcome {
-    let mut driver = Driver { link, members, begun: false };
+pub fn drive(link: &mut dyn Link, members: &[Member], goal: Goal, stops: Stops) -> Outcome {
+    let mut driver = Driver { link, members, stops, begun: false };
     match driver.forward(goal) {
         Ok(()) if !goal.commits() => match driver.back("the test passed") {
             Outcome::RolledBack { nodes, .. } | Outcome::Refused { nodes, .. } => Outcome::Tested { nodes },
@@ -116,6 +143,7 @@ pub fn drive(link: &mut dyn Link, members: &[Member], goal: Goal) -> Outcome {
 struct Driver<'a> {
     link: &'a mut dyn Link,
     members: &'a [Member],
+    stops: Stops,
     /// True once a node may have stopped its engine.
     begun: bool,
 }
@@ -139,8 +167,7 @@ impl Driver<'_> {
         self.each(&all, &Order::Prepare)?;
         self.begun = true;
         // Head first: it stops sending work to a worker that is about to go.
-        self.one_by_one(&heads, &Order::Run { part: Part::Stop })?;
-        self.one_by_one(&workers, &Order::Run { part: Part::Stop })?;
+        self.stop(&heads, &workers)?;
         self.one_by_one(&workers, &Order::Run { part: Part::Switch })?;
         self.one_by_one(&heads, &Order::Run { part: Part::Switch })?;
         // Worker first: a head that finds a stale peer would rendezvous with the wrong launch.
@@ -149,10 +176,27 @@ impl Driver<'_> {
         if goal.restarts_engine() {
             self.each(&all, &Order::Gate { scope: GateScope::Node })?;
             self.one_by_one(&heads, &Order::Gate { scope: GateScope::Cluster })?;
+            // Now that the head serves: with these ranks, or with others that were left?
+            self.each(&workers, &Order::Gate { scope: GateScope::Cluster })?;
         }
         // Workers first: once the head has voted, only its own commit is missing.
         self.each(&workers, &Order::Vote)?;
         self.each(&heads, &Order::Vote)
+    }
+
+    fn stop(&mut self, heads: &[NodeName], workers: &[NodeName]) -> Result<(), String> {
+        let order = Order::Run { part: Part::Stop };
+        match (heads, self.stops) {
+            ([head], Stops::Overlapping) => {
+                let answers = self.link.order_behind(head, workers, &order);
+                let mut named = std::iter::once(head).chain(workers).zip(answers);
+                named.try_for_each(|(node, answer)| check(node, answer))
+            }
+            _ => {
+                self.one_by_one(heads, &order)?;
+                self.one_by_one(workers, &order)
+            }
+        }
     }
 
     fn one_by_one(&mut self, nodes: &[NodeName], order: &Order) -> Result<(), String> {

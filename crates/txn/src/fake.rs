@@ -434,6 +434,16 @@ impl Link for FakeCluster {
         }
     }
 
+    /// The others hear of it once the first has the record, whatever became of it then.
+    fn order_behind(&mut self, first: &NodeName, others: &[NodeName], order: &Order) -> Vec<Result<Reply, String>> {
+        let mut answers = vec![self.order(first, order)];
+        let begun = |n: &FakeNode| n.world.borrow().journal.iter().any(|r| r.state() == State::Switching);
+        if self.nodes.iter().any(|n| n.member.node == *first && begun(n)) {
+            answers.extend(others.iter().map(|node| self.order(node, order)));
+        }
+        answers
+    }
+
     fn pause(&mut self) -> bool {
         self.pauses += 1;
         self.pass(5);

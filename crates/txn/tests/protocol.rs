@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use sparklane_lane::{Release, ReleaseNode, Role, StorePath};
-use sparklane_txn::cluster::{Outcome, drive};
+use sparklane_txn::cluster::{Outcome, Stops, drive};
 use sparklane_txn::fake::{FakeCluster, Fate, Kill, Point, World, role, sample_plan};
 use sparklane_txn::spec::{Side, Spec};
 use sparklane_txn::{Goal, State};
@@ -80,6 +80,7 @@ struct Case {
     gates_fail: bool,
     cut_worker: bool,
     reboot: bool,
+    stops: Stops,
 }
 
 impl Default for Case {
@@ -94,6 +95,7 @@ impl Default for Case {
             gates_fail: false,
             cut_worker: false,
             reboot: false,
+            stops: Stops::InTurn,
         }
     }
 }
@@ -114,7 +116,7 @@ fn run(case: &Case) -> (Outcome, FakeCluster) {
     cluster.fates.clone_from(&case.fates);
     cluster.client_dies_at = case.client_dies_at;
     let members = cluster.members();
-    let outcome = drive(&mut cluster, &members, case.goal);
+    let outcome = drive(&mut cluster, &members, case.goal, case.stops);
     cluster.pass(1);
     if case.cut_worker {
         cluster.pass(300);
@@ -163,6 +165,9 @@ fn assert_one_release(case: &Case, outcome: &Outcome, cluster: &FakeCluster) {
 }
 
 fn check(case: &Case) -> Outcome {
+    let overlapping = Case { stops: Stops::Overlapping, kills: case.kills.clone(), fates: case.fates.clone(), ..*case };
+    let (outcome, cluster) = run(&overlapping);
+    assert_one_release(&overlapping, &outcome, &cluster);
     let (outcome, cluster) = run(case);
     assert_one_release(case, &outcome, &cluster);
     outcome
@@ -192,7 +197,7 @@ fn a_failing_cluster_gate_rolls_both_back_also_on_a_first_deployment() {
 #[test]
 fn killed_at_every_record_and_point() {
     let mut covered = BTreeSet::new();
-    for reboot in [false, true] {
+    for (reboot, stops) in [false, true].into_iter().flat_map(|r| [(r, Stops::InTurn), (r, Stops::Overlapping)]) {
         for node in [0, 1] {
             for state in State::ALL {
                 for point in [Point::BeforeFsync, Point::AfterFsync, Point::AfterEffect] {
@@ -202,8 +207,9 @@ fn killed_at_every_record_and_point() {
                             kills: vec![(node, Kill { state, nth, point })],
                             gates_fail: back,
                             cut_worker: state == State::InDoubt,
-                            client_dies_at: (state == State::InDoubt).then_some(14),
+                            client_dies_at: (state == State::InDoubt).then_some(15),
                             reboot,
+                            stops,
                             ..Case::default()
                         };
                         let (outcome, cluster) = run(&case);
@@ -226,6 +232,25 @@ fn killed_at_every_record_and_point() {
             }
             assert!(covered.contains(&(state, point)), "no case kills at {state} {point:?}");
         }
+    }
+}
+
+#[test]
+fn no_worker_stops_beside_a_head_that_has_not_begun_to() {
+    // The third message is the head's stop: lost, no worker hears of one, in either order.
+    for stops in [Stops::InTurn, Stops::Overlapping] {
+        let fates = vec![Fate::Fine, Fate::Fine, Fate::Lost];
+        let (outcome, cluster) = run(&Case { stops, fates, ..Case::default() });
+        assert!(matches!(outcome, Outcome::RolledBack { .. } | Outcome::Refused { .. }), "{outcome:?}");
+        let worker = cluster.nodes[1].world.borrow();
+        let went_back = |r: &sparklane_txn::Record| r.state() == State::RollingBack;
+        let first = worker.journal.iter().position(|r| r.state() == State::Switching);
+        // Told to go back together it stops for that, and starts anew.
+        assert!(
+            first.is_none_or(|at| worker.journal.iter().skip(at + 1).all(|r| r.state().is_final() || went_back(r)))
+        );
+        drop(worker);
+        assert_one_release(&Case::default(), &outcome, &cluster);
     }
 }
 
@@ -266,7 +291,7 @@ fn a_step_that_fails_on_a_full_disk_rolls_both_back() {
             .collect();
         let mut cluster = FakeCluster::new(&specs);
         let members = cluster.members();
-        let outcome = drive(&mut cluster, &members, Goal::Switch);
+        let outcome = drive(&mut cluster, &members, Goal::Switch, Stops::InTurn);
         assert!(
             matches!(&outcome, Outcome::RolledBack { why, .. } if why.contains("no space left") && why.contains(NAMES[node])),
             "{outcome:?}"
@@ -277,7 +302,7 @@ fn a_step_that_fails_on_a_full_disk_rolls_both_back() {
 
 #[test]
 fn a_commit_that_comes_after_the_deadline_is_refused() {
-    // Message 14 is the commit to the head in the two-node sequence; hold it past the confirm window.
+    // The last four messages are the commits and the reports; hold the head's commit past the confirm window.
     let (clean, cluster) = run(&Case::default());
     assert_eq!(clean.exit_code(), 0);
     let total = cluster.sent;
@@ -297,7 +322,7 @@ fn stuck_is_said_and_left_by_a_retry() {
     let specs = vec![(spec(0, Some(side('c')), Goal::Switch, 1), bad)];
     let mut cluster = FakeCluster::new(&specs);
     let members = cluster.members();
-    let outcome = drive(&mut cluster, &members, Goal::Switch);
+    let outcome = drive(&mut cluster, &members, Goal::Switch, Stops::InTurn);
     assert_eq!(outcome.exit_code(), 4, "{outcome:?}");
     let state = cluster.nodes[0].world.borrow().journal.last().map(|r| r.state());
     assert_eq!(state, Some(State::Stuck));
@@ -343,7 +368,7 @@ proptest! {
         client_dies_at in proptest::option::of(0usize..30),
         goal in proptest::sample::select(vec![Goal::Switch, Goal::Test]),
     ) {
-        check(&Case { nodes, first, goal, kills, fates, client_dies_at, gates_fail, cut_worker, reboot });
+        check(&Case { nodes, first, goal, kills, fates, client_dies_at, gates_fail, cut_worker, reboot, stops: Stops::InTurn });
     }
 }
 

@@ -50,6 +50,12 @@ pub enum WeightsError {
     Busy(String),
 }
 
+impl From<sparklane_durable::DurableError> for WeightsError {
+    fn from(error: sparklane_durable::DurableError) -> Self {
+        Self::File { what: error.what, path: error.path, source: error.source }
+    }
+}
+
 impl WeightsError {
     /// Wraps an I/O error with its file.
     pub fn file(what: &'static str, path: impl Into<Utf8PathBuf>) -> impl FnOnce(std::io::Error) -> Self {

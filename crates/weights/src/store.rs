@@ -1,8 +1,7 @@
 //! The weights of a node: `<root>/<model>@<rev>-<hash>/`, complete or absent.
 
 use std::fs;
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -336,7 +335,7 @@ fn disk_bytes(dir: &Utf8Path, seen: &mut std::collections::BTreeSet<(u64, u64)>)
 
 /// fsyncs a folder, so that a rename in it is durable.
 pub(crate) fn sync_dir(dir: &Utf8Path) -> Result<(), WeightsError> {
-    fs::File::open(dir).and_then(|d| d.sync_all()).map_err(WeightsError::file("sync", dir))
+    Ok(sparklane_durable::sync_dir(dir)?)
 }
 
 fn sync_tree(dir: &Utf8Path) -> Result<(), WeightsError> {
@@ -350,27 +349,12 @@ fn sync_tree(dir: &Utf8Path) -> Result<(), WeightsError> {
 
 /// Writes a small file so that a crash leaves the old or the new one.
 pub(crate) fn write_atomic(path: &Utf8Path, bytes: &[u8]) -> Result<(), WeightsError> {
-    let dir = path.parent().unwrap_or(Utf8Path::new("/"));
-    make_dirs(dir)?;
-    let temp = dir.join(format!(".{}.new", path.file_name().unwrap_or("file")));
-    let _stale = fs::remove_file(&temp);
-    fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&temp)
-        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&temp, path))
-        .map_err(WeightsError::file("write", path))?;
-    sync_dir(dir)
+    make_dirs(path.parent().unwrap_or(Utf8Path::new("/")))?;
+    Ok(sparklane_durable::write(path, bytes, 0o644)?)
 }
 
 fn remove_file(path: &Utf8Path) -> Result<(), WeightsError> {
-    match fs::remove_file(path) {
-        Ok(()) => path.parent().map_or(Ok(()), sync_dir),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(WeightsError::file("remove", path)(error)),
-    }
+    Ok(sparklane_durable::remove(path)?)
 }
 
 /// Name of a set in messages: its id's first digits.

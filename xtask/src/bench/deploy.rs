@@ -25,6 +25,8 @@ pub struct Args {
     /// Measure ./prebuilt as it is.
     #[arg(long)]
     no_build: bool,
+    #[command(flatten)]
+    claim: rehearse::Claim,
 }
 
 /// The lab cluster's nodes, head first.
@@ -38,6 +40,7 @@ const PREBUILT: [&str; 3] = ["--override-input", "prebuilt", "path:/root/prebuil
 
 /// Measures everything and prints it. A missed aim is printed, not an error: time depends on the machine.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
+    args.claim.take("cargo xtask bench deploy")?;
     let sh = Shell::new().into_diagnostic()?;
     sh.change_dir(workspace());
     packages::ensure(&sh)?;

@@ -11,7 +11,7 @@ use super::{Depth, Flow, PATIENCE_SECS, all, died};
 use crate::error::DeployError;
 use crate::link::SshLink;
 use crate::node::NodeHandle;
-use crate::verdict::{Subject, Verdict, VerdictKind};
+use crate::verdict::{Verdict, VerdictKind};
 
 /// How long a busy worker may take to be left by an operator who lost the head to us.
 const YIELD_WAIT: Duration = Duration::from_secs(5);
@@ -19,11 +19,7 @@ const YIELD_WAIT: Duration = Duration::from_secs(5);
 impl Flow<'_> {
     /// Stages all nodes at once: proofs of closures take their time, and each node has its own. A refusal ends what was
     /// staged. Two operators meet at the head: who has it waits for what the other leaves.
-    pub(super) fn stage_all(
-        &self,
-        subject: &Subject,
-        requests: &[StageRequest],
-    ) -> Result<Option<Verdict>, DeployError> {
+    pub(super) fn stage_all(&self, requests: &[StageRequest]) -> Result<Option<Verdict>, DeployError> {
         let lost = AtomicBool::new(false);
         let answers: Vec<Result<Staged, DeployError>> = std::thread::scope(|scope| {
             let stage = |(node, request)| {
@@ -55,7 +51,7 @@ impl Flow<'_> {
         for answer in answers {
             answer?;
         }
-        Ok(Some(Verdict::plain(subject, VerdictKind::Refused, Some(why))))
+        Ok(Some(Verdict::plain(&self.subject, VerdictKind::Refused, Some(why))))
     }
 
     /// Stages one node. A busy worker is asked again while the head is ours or undecided, as its owner may be one who
@@ -110,7 +106,7 @@ impl Flow<'_> {
         }
     }
 
-    pub(super) fn check_only(&self, subject: &Subject, requests: &[StageRequest]) -> Result<Verdict, DeployError> {
+    pub(super) fn check_only(&self, requests: &[StageRequest]) -> Result<Verdict, DeployError> {
         let answers = std::thread::scope(|scope| {
             let rows = self.nodes.iter().zip(requests);
             let threads: Vec<_> = rows.map(|(node, request)| scope.spawn(move || node.stage(request))).collect();
@@ -119,9 +115,9 @@ impl Flow<'_> {
         let staged: Vec<Staged> = all(answers)?;
         let refused: Vec<String> = self.nodes.iter().zip(&staged).flat_map(|(n, s)| refusals(n, s)).collect();
         Ok(if refused.is_empty() {
-            Verdict::plain(subject, VerdictKind::Checked, None)
+            Verdict::plain(&self.subject, VerdictKind::Checked, None)
         } else {
-            Verdict::plain(subject, VerdictKind::Refused, Some(refused.join("; ")))
+            Verdict::plain(&self.subject, VerdictKind::Refused, Some(refused.join("; ")))
         })
     }
 }

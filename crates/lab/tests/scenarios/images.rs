@@ -94,7 +94,7 @@ fn make(layout: &Layout, base: &Manifest, name: &str) -> Made {
     Made { manifest: manifest.digest().clone(), config: id, diff_ids }
 }
 
-fn layout(dir: &Utf8Path) -> (Layout, Manifest) {
+pub fn layout(dir: &Utf8Path) -> (Layout, Manifest) {
     let tar = std::fs::File::open(workspace().join("prebuilt/x86_64-linux/sim-image.tar")).unwrap();
     tar::Archive::new(tar).unpack(dir).unwrap();
     let layout = Layout::open_or_create(dir).unwrap();

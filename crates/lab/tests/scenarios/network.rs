@@ -10,26 +10,48 @@ fn engine_counts(rig: &Rig) -> [usize; 2] {
 
 #[test]
 #[ignore = "needs the lab"]
-fn rails_cut_during_the_start_fail_the_lane_and_both_come_back() {
+fn rails_that_are_back_before_the_nodes_go_back_end_in_a_proved_rollback() {
     let rig = Rig::on_a();
     let before = rig.one_release("lab-a");
     let seen = engine_counts(&rig);
+    // Cut while nothing of the new lane runs, so that its ranks never meet; healed when the first node gives up.
     let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "8"]);
     rig.reaches("worker", seen[1], "switching", 30);
     rig.lab.cut("rails").unwrap();
-    rig.reaches("head", seen[0], "switched", 30);
-    // Without rails the old lane cannot pass its gates either, so that the nodes may be stuck; never on the new lane.
-    std::thread::sleep(Duration::from_secs(2));
-    rig.lab.heal("rails").unwrap();
-    let said = client.wait();
-    assert!([3, 4].contains(&said.code), "{said:#?}");
-    rig.sh("head", "true");
-    if said.code == 4 {
-        assert!(said.text("next").contains("sparklane txn resolve"), "{said:#?}");
-        for node in NODES {
-            rig.sh(node, &format!("{} txn resolve", crate::support::TOOL));
-        }
+    for (node, seen) in NODES.iter().zip(seen) {
+        rig.reaches(node, seen, "switched", 30);
     }
+    rig.until("a node goes back", 30, || NODES.iter().any(|n| rig.states(n).iter().any(|s| s == "rolling-back")));
+    rig.lab.heal("rails").unwrap();
+    client.wait().is(3, "rolled-back");
+    assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn rails_that_stay_cut_leave_the_head_stuck_until_they_are_back() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let seen = engine_counts(&rig);
+    let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "5"]);
+    rig.reaches("worker", seen[1], "switching", 30);
+    rig.lab.cut("rails").unwrap();
+    let said = client.wait();
+    said.is(4, "in-doubt");
+    // Without rails the old lane cannot pass its gates either: the head says so, within its lane's own budget.
+    rig.until("both nodes are at an end", 120, || {
+        [rig.state("head"), rig.state("worker")] == [Some("stuck".into()), Some("rolled-back".into())]
+    });
+    let status = rig.status();
+    assert_eq!((status.code, status.text("state")), (4, "in doubt"), "{status:#?}");
+    assert!(status.text("next").contains("sparklane txn resolve"), "{status:#?}");
+    rig.lab.heal("rails").unwrap();
+    std::thread::scope(|scope| {
+        for node in NODES {
+            let rig = &rig;
+            scope.spawn(move || rig.sh(node, &format!("{} txn resolve", crate::support::TOOL)));
+        }
+    });
     assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
 }
 
@@ -37,19 +59,18 @@ fn rails_cut_during_the_start_fail_the_lane_and_both_come_back() {
 #[ignore = "needs the lab"]
 fn management_link_cut_for_5_s_during_the_switch_is_survived() {
     let rig = Rig::on_a();
-    let seen = engine_counts(&rig);
-    let client = rig.client(&["deploy", "lab-hold"]);
-    rig.reaches("head", seen[0], "switching", 30);
-    rig.lab.cut("control:mgmt").unwrap();
-    std::thread::sleep(Duration::from_secs(5));
-    rig.lab.heal("control:mgmt").unwrap();
-    let said = client.wait();
-    // Committed, or given up for good: both are honest, half is not.
-    match said.code {
-        0 => rig.comes_to_one_release("lab-hold", 30),
-        3 => rig.comes_to_one_release("lab-a", 30),
-        _ => panic!("{said:#?}\n{}", rig.story()),
-    };
+    // While the head changes, and while the lane loads: nothing is lost but time.
+    for state in ["switching", "switched"] {
+        let seen = engine_counts(&rig);
+        let client = rig.client(&["deploy", "lab-hold"]);
+        rig.reaches("head", seen[0], state, 30);
+        rig.lab.cut("control:mgmt").unwrap();
+        std::thread::sleep(Duration::from_secs(5));
+        rig.lab.heal("control:mgmt").unwrap();
+        client.wait().is(0, "committed");
+        rig.comes_to_one_release("lab-hold", 30);
+        rig.deploy("lab-a").is(0, "committed");
+    }
 }
 
 #[test]
@@ -135,7 +156,7 @@ while True:
 
 #[test]
 #[ignore = "needs the lab"]
-fn slow_connection_that_breaks_once_is_told_honestly() {
+fn slow_connection_that_breaks_once_is_connected_again_and_commits() {
     let rig = Rig::on_a();
     std::fs::write(rig.lab.root("control").join("root/proxy.py"), PROXY).unwrap();
     // Only the head is reached through it: a block of its own in the operator's ssh configuration.
@@ -157,11 +178,9 @@ fn slow_connection_that_breaks_once_is_told_honestly() {
     let said = client.wait();
     rig.sh("control", "kill $(cat /run/proxy); rm /run/cut");
     let _ = proxy.wait();
-    match said.code {
-        0 => rig.comes_to_one_release("lab-hold", 30),
-        3 => rig.comes_to_one_release("lab-a", 30),
-        _ => panic!("{said:#?}\n{}", rig.story()),
-    };
+    // The order is repeated on a new connection, and orders are idempotent.
+    said.is(0, "committed");
+    rig.one_release("lab-hold");
 }
 
 #[test]

@@ -90,6 +90,8 @@ fn test_boot_dry_and_targets_do_what_they_say() {
     assert_eq!(pids(), serving);
     // --targets: refused when the other node would stay behind, and harmless when it would not.
     rig.app(&["deploy", "lab-b", "--targets", "head"]).is(1, "refused").because(&["worker", "--targets"]);
+    let told = rig.plain(&["deploy", "lab-b", "--targets", "head"]);
+    assert!(told.code == 1 && !told.stderr.contains("copy /nix/store"), "copied before it refused: {told:#?}");
     rig.app(&["deploy", "lab-a", "--targets", "head"]).is(0, "unchanged");
     assert_eq!(pids(), serving);
     // --test: the lane serves, passes and goes.

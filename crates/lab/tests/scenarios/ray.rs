@@ -21,7 +21,9 @@ fn specs(dir: &Utf8Path, reference: &str, base: &Base) -> Vec<Value> {
     let passwd = write("passwd", "root:x:0:0:root:/root:/bin/bash\n");
     let note = write("note", "the second image\n");
     let sim = dir.join("sparklane-sim");
-    std::fs::copy(workspace().join("prebuilt/x86_64-linux/sparklane-sim"), &sim).unwrap();
+    let (image, manifest) = crate::images::layout(&dir.join("sim"));
+    let layer = image.own_path(&manifest.layers[0].digest);
+    python::run(Command::new("tar").args(["--extract", "--file", layer.as_str(), "--directory", dir.as_str()]));
     let files = [("/sparklane-sim", sim.as_path(), "0755"), ("/etc/passwd", passwd.as_path(), "0644")];
     let first = python::spec(LANES[0], reference, base, &python::X86_64, &files);
     let mut second = first.clone();

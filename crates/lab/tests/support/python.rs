@@ -102,7 +102,7 @@ pub fn spec(name: &str, reference: &str, base: &Base, arch: &Arch, files: &[(&st
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
     let out = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert!(out.status.success(), "{command:?}: {}\n{said}", out.status);
-    String::from_utf8(out.stdout).unwrap()
+    let (printed, said) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{command:?}: {}\n{printed}\n{said}", out.status);
+    printed
 }

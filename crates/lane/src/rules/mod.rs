@@ -25,6 +25,7 @@ const LANE_RULES: &[Rule] = &[
     service::env_is_ours_to_set,
     service::env_means_something,
     service::env_is_harmless,
+    service::env_is_no_secret,
     service::gates_make_sense,
     service::budgets_fit,
     service::drain_fits,

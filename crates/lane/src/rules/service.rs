@@ -67,6 +67,19 @@ pub(super) fn env_means_something(input: &Input<'_>) -> Vec<Problem> {
     input.lane.env.keys().filter(|n| !SET_BY_TOOL.contains(&n.as_str())).filter_map(meaning).collect()
 }
 
+/// Ends of names that hold secrets: `VLLM_API_KEY`, `HF_TOKEN`, `AWS_SECRET_ACCESS_KEY`, ….
+const SECRET_ENDS: [&str; 6] = ["API_KEY", "TOKEN", "PASSWORD", "SECRET", "ACCESS_KEY", "CREDENTIALS"];
+
+/// A lane ends up in /nix/store, in `docker inspect` and in plans: no place for a secret (design.md section 8).
+pub(super) fn env_is_no_secret(input: &Input<'_>) -> Vec<Problem> {
+    let secret = |name: &&String| SECRET_ENDS.iter().any(|end| name.to_ascii_uppercase().ends_with(end));
+    let problem = |name: &String| {
+        let what = "holds a secret by its name, and everyone can read /nix/store";
+        Problem::error(format!("env.{name}"), what).suggest("put the API's key into a file of mode 0600: api.keyFile")
+    };
+    input.lane.env.keys().filter(secret).map(problem).collect()
+}
+
 /// Settings that are known to break the machine.
 pub(super) fn env_is_harmless(input: &Input<'_>) -> Vec<Problem> {
     let harmful = |(name, value): (&String, &String)| {
@@ -190,6 +203,20 @@ mod tests {
                 (Error, "env.VLLM_BAD".into()),
             ]
         );
+    }
+
+    #[test]
+    fn a_secret_by_its_name_is_refused_and_never_repeated() {
+        let mut case = case();
+        for name in ["VLLM_API_KEY", "hf_token", "AWS_SECRET_ACCESS_KEY", "MAX_TOKENS"] {
+            case.lane.env.insert(name.into(), "hunter2".into());
+            case.image.env.registered.push(name.into());
+        }
+        let errors: Vec<_> =
+            case.found().into_iter().filter(|(level, _)| *level == Error).map(|(_, key)| key).collect();
+        assert_eq!(errors, ["env.AWS_SECRET_ACCESS_KEY", "env.VLLM_API_KEY", "env.hf_token"]);
+        let said: Vec<String> = super::env_is_no_secret(&case.input()).iter().map(ToString::to_string).collect();
+        assert!(said.len() == 3 && said.iter().all(|s| !s.contains("hunter2")), "{said:?}");
     }
 
     #[test]

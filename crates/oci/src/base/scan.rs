@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::facts;
 use super::index::{Library, Pyc, hashed};
 use crate::digest::{self, Digest};
+use crate::elf;
 use crate::error::OciError;
 use crate::layout::{Layout, write_atomic};
 use crate::manifest::Manifest;
@@ -28,7 +29,7 @@ const TEXT_MAX: u64 = 64 << 20;
 /// Longest shared library that is looked into, in bytes.
 const LIBRARY_MAX: u64 = 1 << 30;
 /// Version of the kept scans' shape.
-const CACHE: u32 = 1;
+const CACHE: u32 = 2;
 
 /// What a layer does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -306,9 +307,9 @@ fn is_distribution_text(path: &str) -> bool {
 
 /// What an ELF file calls itself.
 fn look(bytes: &[u8]) -> Option<Library> {
-    let machine = bytes.get(18..20).filter(|_| bytes.starts_with(b"\x7fELF"))?;
-    let machine = u16::from_le_bytes(machine.try_into().ok()?);
-    Some(Library { soname: None, machine })
+    // A broken one is nothing that a loader finds.
+    let elf = elf::read(bytes).ok().flatten()?;
+    Some(Library { soname: elf.soname, machine: elf.machine })
 }
 
 /// glibc says its version in its banner.

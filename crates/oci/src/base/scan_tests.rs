@@ -88,3 +88,24 @@ proptest! {
         let _ = (look(&bytes), glibc(&bytes));
     }
 }
+
+/// A library whose file is called otherwise is found by the name that it gives itself, as the loader's cache has it.
+#[test]
+fn libraries_are_known_by_their_own_names() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc = maps.lines().filter_map(|l| l.split_whitespace().nth(5)).find(|p| p.contains("libc.so")).unwrap();
+    let bytes = std::fs::read(libc).unwrap();
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, content) in [("lib/liba.so.6.0.30", bytes.as_slice()), ("lib/broken.so", b"\x7fELF\x02\x01\x01")] {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        builder.append_data(&mut header, name, content).unwrap();
+    }
+    let found = layer(&builder.into_inner().unwrap()[..], &Keep::new()).unwrap();
+    let library = |row: &Row| match &row.act {
+        Act::File(_, facts) => facts.library.clone(),
+        _ => None,
+    };
+    assert_eq!(library(&found.rows[0]).unwrap().soname.as_deref(), Some("libc.so.6"));
+    assert_eq!(library(&found.rows[1]), None);
+}

@@ -182,13 +182,15 @@ impl Tree {
 
     /// Where an interpreter imports third-party modules from: Debian's folders for /usr, the prefix's own otherwise.
     fn sites(&self, prefix: &str, version: &str) -> Vec<String> {
+        const DEBIAN: &str = "usr/lib/python3/dist-packages";
         let mut all = Vec::new();
-        if prefix == "usr" {
-            all.push(format!("usr/local/lib/python{version}/dist-packages"));
-            all.push("usr/lib/python3/dist-packages".to_owned());
+        let local = format!("usr/local/lib/python{version}/dist-packages");
+        // Debian's python looks into its local folder as soon as there is one, so a layer may make it.
+        if prefix == "usr" && (self.is_dir(DEBIAN) || self.is_dir(&local)) {
+            all.push(local);
+            all.push(DEBIAN.to_owned());
         }
-        all.extend(facts::join(prefix, &format!("lib/python{version}/site-packages")));
-        all.retain(|site| self.is_dir(site));
+        all.extend(facts::join(prefix, &format!("lib/python{version}/site-packages")).filter(|site| self.is_dir(site)));
         all
     }
 }

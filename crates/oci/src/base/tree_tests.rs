@@ -100,7 +100,7 @@ fn python_and_its_distributions_are_found() {
     assert_eq!(index.owner(&module).unwrap().1.name, "Foo");
     assert_eq!(index.kept.keys().collect::<Vec<_>>(), [&record, &module]);
     assert_eq!(index.pycs[&compiled], Pyc::UncheckedHash);
-    assert_eq!(index.pythons["usr/bin/python3.12"].sites, [site]);
+    assert_eq!(index.pythons["usr/bin/python3.12"].sites, [site, "usr/lib/python3/dist-packages"]);
     assert_eq!(index.pythons["opt/env/bin/python3"].sites, ["opt/env/lib/python3.12/site-packages"]);
     let bytes = index.to_bytes().unwrap();
     assert_eq!(TreeIndex::parse("again", &bytes).unwrap(), index);

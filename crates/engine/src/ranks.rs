@@ -1,0 +1,99 @@
+//! Whether this node's rank belongs to the engine that the head serves with.
+//!
+//! Tokens through the head prove that some rank answers it. When this rank's own log says that it still waits for the
+//! others, the answering one belongs to another launch, or is gone since: then nothing is proved. A log that never names
+//! the rendezvous (Ray's) says nothing either way.
+
+use std::path::PathBuf;
+
+use sparklane_lane::Role;
+use sparklane_lane::generation::{Gate, GateKind, GateScope};
+
+use crate::phase::Phase;
+use crate::state;
+use crate::systemd::{UnitState, UnitStates};
+
+/// Seconds in which the log must have told of the rendezvous once the head serves; lines come with some delay.
+const BUDGET_SECS: u32 = 15;
+
+/// The gate that a rank passes after the head's own: see the module.
+#[must_use]
+pub fn gate(role: Role, unit: &str) -> Option<Gate> {
+    (role == Role::Worker).then(|| Gate {
+        name: "ranks".into(),
+        scope: GateScope::Cluster,
+        budget_secs: BUDGET_SECS,
+        interval_secs: 0,
+        kind: GateKind::Unit { unit: unit.to_owned() },
+    })
+}
+
+/// Units as they are, except that an engine which waits for its ranks is not active yet.
+pub struct Joined<'a> {
+    /// The units.
+    pub units: &'a dyn UnitStates,
+    /// The state file of the engine's supervisor.
+    pub state_file: PathBuf,
+}
+
+impl UnitStates for Joined<'_> {
+    fn state(&self, unit: &str) -> Result<UnitState, String> {
+        let mut now = self.units.state(unit)?;
+        let waits = state::read(&self.state_file).is_some_and(|e| e.phase == Phase::WaitPeer);
+        if now.active == "active" && waits {
+            now.active = "activating".into();
+            now.status_text = "this rank waits for the others, so it is not the one that the head serves with".into();
+        }
+        Ok(now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::EngineState;
+
+    struct Active;
+
+    impl UnitStates for Active {
+        fn state(&self, _: &str) -> Result<UnitState, String> {
+            Ok(UnitState { active: "active".into(), ..UnitState::default() })
+        }
+    }
+
+    #[test]
+    fn a_rank_that_waits_is_not_the_one_that_serves() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("engine.json");
+        let joined = Joined { units: &Active, state_file: file.clone() };
+        assert_eq!(joined.state("e").unwrap().active, "active", "without a word there is nothing to hold against it");
+        for (phase, active) in [
+            (Phase::Starting, "active"),
+            (Phase::WaitPeer, "activating"),
+            (Phase::LoadingModel, "active"),
+            (Phase::Loaded, "active"),
+        ] {
+            let now = EngineState {
+                lane: "lab-a".parse().unwrap(),
+                node: "worker".parse().unwrap(),
+                role: Role::Worker,
+                container: "c".into(),
+                container_id: None,
+                phase,
+                percent: None,
+                ready: true,
+                cause: None,
+                exit_code: None,
+                pid: 1,
+            };
+            state::write(&file, &now);
+            assert_eq!(joined.state("e").unwrap().active, active, "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn the_head_is_proved_by_its_own_gates() {
+        assert!(gate(Role::Head, "e").is_none());
+        assert!(gate(Role::Worker, "e").is_some());
+    }
+}
