@@ -44,7 +44,7 @@ impl Nodes {
         let dir = Utf8PathBuf::from_path_buf(guard.path().to_owned()).unwrap();
         let lanes = lanes();
         std::fs::write(dir.join("lanes.json"), &lanes).unwrap();
-        std::fs::write(dir.join("flake.json"), json!({"flake": dir, "prebuilt": null}).to_string()).unwrap();
+        std::fs::write(dir.join("flake.json"), json!({"flake": dir, "inputs": {}}).to_string()).unwrap();
         std::fs::create_dir(dir.join("bin")).unwrap();
         std::fs::write(dir.join("bin/ssh"), SSH).unwrap();
         std::fs::set_permissions(dir.join("bin/ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -186,8 +186,10 @@ fn an_interrupt_before_anything_is_staged_ends_with_nothing_changed() {
     command.args(["rollback", "--to", "1", "--cluster", "lab", "--json", "--share", nodes.dir.as_str()]);
     command.env("PATH", format!("{}/bin:/usr/bin:/bin", nodes.dir)).env("NODES", &nodes.dir).env("SLOW", "2");
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !nodes.dir.join("log").exists() {
-        std::thread::yield_now();
+        assert!(std::time::Instant::now() < until, "it never asked a node");
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let signal = |name: &str| Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(signal("-INT").success());
