@@ -44,7 +44,7 @@ impl Nodes {
         let dir = Utf8PathBuf::from_path_buf(guard.path().to_owned()).unwrap();
         let lanes = lanes();
         std::fs::write(dir.join("lanes.json"), &lanes).unwrap();
-        std::fs::write(dir.join("flake.json"), json!({"flake": dir, "prebuilt": null}).to_string()).unwrap();
+        std::fs::write(dir.join("flake.json"), json!({"flake": dir, "inputs": {}}).to_string()).unwrap();
         std::fs::create_dir(dir.join("bin")).unwrap();
         std::fs::write(dir.join("bin/ssh"), SSH).unwrap();
         std::fs::set_permissions(dir.join("bin/ssh"), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -124,6 +124,10 @@ fn what_was_not_understood_says_what_it_was_about() {
     told(&nodes.run(&["deploy", "lab-x"]), 2, "usage", Value::Null);
     told(&nodes.run(&["deploy", "lab-a", "--targets", "third"]), 2, "usage", json!("lab-a"));
     told(&nodes.run(&["rollback", "--to", "99"]), 1, "refused", Value::Null);
+    let bare = Nodes::new(|_, status| status["releases"] = json!([]));
+    let said = bare.run(&["rollback"]);
+    told(&said, 1, "refused", Value::Null);
+    assert!(said.1["why"].as_str().unwrap().contains("deploy a lane first"), "{:#}", said.1);
     for bad in ["lane:", "lane:A b", "-1", "x"] {
         let (code, object) = nodes.run(&["rollback", "--to", bad]);
         assert_eq!((code, &object["verdict"]), (2, &json!("usage")), "{bad}: {object:#}");
@@ -186,8 +190,10 @@ fn an_interrupt_before_anything_is_staged_ends_with_nothing_changed() {
     command.args(["rollback", "--to", "1", "--cluster", "lab", "--json", "--share", nodes.dir.as_str()]);
     command.env("PATH", format!("{}/bin:/usr/bin:/bin", nodes.dir)).env("NODES", &nodes.dir).env("SLOW", "2");
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !nodes.dir.join("log").exists() {
-        std::thread::yield_now();
+        assert!(std::time::Instant::now() < until, "no node was asked");
+        std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let signal = |name: &str| Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(signal("-INT").success());
