@@ -190,9 +190,9 @@ fn an_interrupt_before_anything_is_staged_ends_with_nothing_changed() {
     command.args(["rollback", "--to", "1", "--cluster", "lab", "--json", "--share", nodes.dir.as_str()]);
     command.env("PATH", format!("{}/bin:/usr/bin:/bin", nodes.dir)).env("NODES", &nodes.dir).env("SLOW", "2");
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !nodes.dir.join("log").exists() {
-        assert!(std::time::Instant::now() < until, "no node was asked");
+        assert!(std::time::Instant::now() < until, "it never asked a node");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     let signal = |name: &str| Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();

@@ -31,8 +31,9 @@ use crate::transfer::{Dial as _, LineError, Progress, Pull, PullOptions};
 
 /// Where blobs lie below a layout's folder.
 const BLOBS: &str = "blobs/sha256";
-/// A sender that nobody comes back to ends after this.
-const IDLE: Duration = Duration::from_secs(90);
+/// A sender that nobody comes to ends after this: a receiver first takes what came with the closure. The end of its stdin
+/// ends it at once.
+const IDLE: Duration = Duration::from_secs(900);
 const TICK: Duration = Duration::from_millis(200);
 
 /// What a sender of an image is told.

@@ -18,7 +18,7 @@ const DRIVER: &str = include_str!("target_env.py");
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   sparklane image lock-wheels 'ray[default]==2.57.0' --out images/ray.lock.json
-  sparklane image lock-wheels ray==2.57.0 --python cp311 --arch x86_64 --glibc 2.36 --wheels nix/wheelhouse --out ray.lock.json
+  sparklane image lock-wheels ray==2.57.0 --python cp311 --arch x86_64 --glibc 2.36 --out ray.lock.json
 
 Needs python3 with pip. Where packages come from is pip's own configuration; the lock has no address. The lock's glibc is the
 newest that a wheel may need: that of the image's base, or older.")]

@@ -13,6 +13,7 @@ mod failing;
 mod files;
 mod first;
 mod images;
+mod model;
 mod network;
 mod operators;
 mod preflight;
