@@ -134,6 +134,12 @@ fn engine_stop(target: &Target) -> miette::Result<ExitCode> {
 }
 
 fn engine_status(json: bool) -> miette::Result<ExitCode> {
+    if let Err(error) = std::fs::File::open(state::STATE_FILE)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        // "No engine ran" would be a guess.
+        return Err(miette::miette!("{}: {error}. Ask as root: sudo sparklane engine status", state::STATE_FILE));
+    }
     let known = state::read(Path::new(state::STATE_FILE));
     if json {
         println!("{}", serde_json::to_string(&known).into_diagnostic()?);

@@ -124,6 +124,10 @@ fn what_was_not_understood_says_what_it_was_about() {
     told(&nodes.run(&["deploy", "lab-x"]), 2, "usage", Value::Null);
     told(&nodes.run(&["deploy", "lab-a", "--targets", "third"]), 2, "usage", json!("lab-a"));
     told(&nodes.run(&["rollback", "--to", "99"]), 1, "refused", Value::Null);
+    let bare = Nodes::new(|_, status| status["releases"] = json!([]));
+    let said = bare.run(&["rollback"]);
+    told(&said, 1, "refused", Value::Null);
+    assert!(said.1["why"].as_str().unwrap().contains("deploy a lane first"), "{:#}", said.1);
     for bad in ["lane:", "lane:A b", "-1", "x"] {
         let (code, object) = nodes.run(&["rollback", "--to", bad]);
         assert_eq!((code, &object["verdict"]), (2, &json!("usage")), "{bad}: {object:#}");

@@ -308,6 +308,9 @@ impl<'a> Flow<'a> {
             Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane == *lane),
             _ => releases.iter().rev().find(|r| in_force.is_none_or(|f| r.number < f.number && r.nodes != f.nodes)),
         };
+        if releases.is_empty() {
+            return Err(DeployError::Refused("no release is recorded on the head; deploy a lane first".into()));
+        }
         let Some(release) = wanted else {
             let known: Vec<String> = releases.iter().map(|r| format!("{} ({})", r.number, r.lane)).collect();
             return Err(DeployError::Refused(format!("no such release to return to; there are: {}", known.join(", "))));

@@ -210,10 +210,12 @@ impl Driver<'_> {
         let answers = self.link.order_all(nodes, order);
         let failures: Vec<String> =
             nodes.iter().zip(answers).filter_map(|(node, answer)| check(node, answer).err()).collect();
-        // A node that was only interrupted is not the cause; name the cause first.
-        match failures.iter().find(|f| !f.contains("interrupted:")).or(failures.first()) {
-            None => Ok(()),
-            Some(first) => Err(first.clone()),
+        // A node that was only interrupted is not the cause. All causes at once: a person mends them in one go.
+        let causes: Vec<&str> = failures.iter().map(String::as_str).filter(|f| !f.contains("interrupted:")).collect();
+        match (causes.is_empty(), failures.first()) {
+            (false, _) => Err(causes.join("; ")),
+            (true, Some(first)) => Err(first.clone()),
+            (true, None) => Ok(()),
         }
     }
 

@@ -301,6 +301,24 @@ fn a_step_that_fails_on_a_full_disk_rolls_both_back() {
 }
 
 #[test]
+fn what_several_nodes_refuse_is_said_of_each() {
+    let from = Some(side('a'));
+    let both = |node: usize| {
+        let mut w = world(from.as_ref());
+        w.kill = Some(Kill { state: State::Prepared, nth: 0, point: Point::BeforeFsync });
+        (spec(node, from.clone(), Goal::Switch, 2), w)
+    };
+    let mut cluster = FakeCluster::new(&[both(0), both(1)]);
+    let members = cluster.members();
+    let outcome = drive(&mut cluster, &members, Goal::Switch, Stops::InTurn);
+    let (Outcome::RolledBack { why, .. } | Outcome::Refused { why, .. } | Outcome::InDoubt { why, .. }) = &outcome
+    else {
+        panic!("{outcome:?}")
+    };
+    assert!(NAMES.iter().take(2).all(|name| why.contains(&format!("{name}:"))), "{why}");
+}
+
+#[test]
 fn a_commit_that_comes_after_the_deadline_is_refused() {
     // The last four messages are the commits and the reports; hold the head's commit past the confirm window.
     let (clean, cluster) = run(&Case::default());

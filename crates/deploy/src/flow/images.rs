@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::Deserialize;
+use sparklane_host::status::NodeStatus;
 use sparklane_oci::Reference;
 use sparklane_oci::node::{From, Order, Said, StagedImage, TransferKey, Wanted};
 use sparklane_weights::agent::Event;
@@ -54,12 +55,24 @@ struct Want<'a> {
 
 impl Want<'_> {
     fn refused(&self, why: &str) -> DeployError {
-        DeployError::Refused(format!("{}: image: {why}", self.node.member.node))
+        DeployError::Refused(format!("{}: image: {why}{}", self.node.member.node, remedy(why)))
     }
 
     fn serves(&self) -> bool {
-        self.fact.status.engine.as_ref().is_some_and(|e| matches!(e.active.as_str(), "active" | "activating"))
+        disturbed(&self.fact.status)
     }
+}
+
+/// What to do about docker's commonest trouble, whose own words do not say it.
+fn remedy(why: &str) -> &'static str {
+    if why.contains("did not connect") { ". Start docker there: systemctl start docker" } else { "" }
+}
+
+/// True when fetching would disturb a node: its engine serves or loads. One that waits for a rank that cannot come, as its
+/// image is what is missing, does neither.
+fn disturbed(status: &NodeStatus) -> bool {
+    let up = status.engine.as_ref().is_some_and(|e| matches!(e.active.as_str(), "active" | "activating"));
+    up && !status.waits_for_ranks
 }
 
 impl Flow<'_> {
@@ -253,4 +266,22 @@ fn look<'a>(want: &Want<'a>) -> Result<Option<(Want<'a>, bool)>, DeployError> {
         }
     }
     Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sparklane_host::units::UnitStatus;
+
+    #[test]
+    fn an_engine_that_waits_for_a_rank_without_an_image_is_not_disturbed() {
+        let status = |active: &str, waits_for_ranks| {
+            let (sub, result, text) = ("start".into(), "success".into(), String::new());
+            let engine = UnitStatus { active: active.into(), sub, active_since: 0, result, text };
+            NodeStatus { engine: Some(engine), waits_for_ranks, ..NodeStatus::default() }
+        };
+        assert!(disturbed(&status("active", false)) && disturbed(&status("activating", false)));
+        assert!(!disturbed(&status("activating", true)) && !disturbed(&status("failed", false)));
+        assert!(!disturbed(&NodeStatus::default()));
+    }
 }
