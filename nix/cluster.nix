@@ -1,6 +1,7 @@
 # A cluster file and a catalogue become packages, a deploy-rs node list and checks.
-{ lib, makeImage }:
-{ cluster, catalog, compositions }:
+{ lib }:
+# `compose` makes the image of a composition in `specs` by its name, on a system.
+{ cluster, catalog, specs, compose }:
 let
   inherit (builtins) all attrNames concatMap elem filter foldl' isInt isList listToAttrs map;
 
@@ -20,9 +21,7 @@ let
 
   # What is ours of a composed image comes with the closure. An image that is not pinned is no input: nothing deploys it.
   composedOf = lane:
-    if compositions ? ${lane.image or ""} && (imageOf lane) ? manifest
-    then makeImage buildSystem compositions.${lane.image}
-    else null;
+    if specs ? ${lane.image or ""} && (imageOf lane) ? manifest then compose buildSystem lane.image else null;
 
   weightsOf = lane:
     let name = lane.model.weights or null;

@@ -5,19 +5,24 @@ let
 
   lib = import ./lib.nix { inherit prebuilt nixpkgs; };
   catalog = import ./catalog.nix { inherit prebuilt; };
-  makeCluster = import ./cluster.nix { inherit lib makeImage; };
-  clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog compositions; }) catalog.clusters;
+  makeCluster = import ./cluster.nix { inherit lib; };
+  clusters = mapAttrs (_: cluster: makeCluster { inherit cluster catalog; specs = compositions; compose = composer shipped; }) catalog.clusters;
 
   # Compositions, by the image's name; `image-<lane>` is the one of the lane's image.
   makeImage = import ./image.nix { inherit lib wheelhouse; };
   compositions =
     let names = filter (n: builtins.pathExists (../images/compose + "/${n}.nix")) (builtins.attrNames catalog.images);
     in listToAttrs (map (name: { inherit name; value = import (../images/compose + "/${name}.nix"); }) names);
-  imagesFor = lanes: compositions: system:
-    let composed = filter (lane: compositions ? ${lanes.${lane}.image}) (builtins.attrNames lanes);
+  ownPins = [ ../images/pins ];
+  # A composition of these by its name, on a system.
+  composer = { specs, catalog, pins }: system: name:
+    makeImage { inherit system pins; spec = specs.${name}; image = catalog.images.${name} or { }; };
+  imagesFor = { specs, catalog, pins }@from: system:
+    let composed = filter (lane: specs ? ${catalog.lanes.${lane}.image}) (builtins.attrNames catalog.lanes);
     in listToAttrs (map
-      (lane: { name = "image-${lane}"; value = makeImage system compositions.${lanes.${lane}.image}; })
+      (lane: { name = "image-${lane}"; value = composer from system catalog.lanes.${lane}.image; })
       composed);
+  shipped = { specs = compositions; inherit catalog; pins = ownPins; };
 
   forSystems = systems: f: listToAttrs (map (name: { inherit name; value = f name; }) systems);
   merge = f: foldl' (a: b: a // b) { } (map f (attrValues clusters));
@@ -52,7 +57,7 @@ let
 in
 {
   packages = forSystems lib.systems
-    (system: withDefault (packagesFor clusters system) // imagesFor catalog.lanes compositions system);
+    (system: withDefault (packagesFor clusters system) // imagesFor shipped system);
   apps = forSystems lib.systems (appsFor { flake = "${self}"; inputPrefix = ""; inherit catalog; });
   checks = forSystems lib.systems (system: import ./checks.nix { inherit lib system catalog clusters; });
   # This flake is a set of examples: name the nodes, as `deploy .#lab-worker .#lab-head`.
@@ -60,11 +65,13 @@ in
 
   lib = {
     inherit catalog wheelhouse;
+    # `nix eval --json .#lib.imageSpecs.NAME` is what `sparklane image build` takes.
+    imageSpecs = compositions;
 
     # A user's own flake: `outputs = { self, sparklane, ... }: sparklane.lib.mkCluster { inherit self; cluster = import ./cluster.nix; }`.
     # `lanes`, `images` and `weights` add to the shipped ones; weights are texts of manifests. `input` is the name that
-    # the flake gives this one. `imageSpecs` are compositions of images, by the image's name.
-    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { }, imageSpecs ? { } }:
+    # the flake gives this one. `imageSpecs` are compositions of images, by the image's name; `pins` is a folder of pins.
+    mkCluster = { self, cluster, input ? "sparklane", lanes ? { }, images ? { }, weights ? { }, imageSpecs ? { }, pins ? null }:
       let
         own = catalog // {
           lanes = catalog.lanes // lanes;
@@ -72,12 +79,17 @@ in
           weights = catalog.weights // weights;
           clusters = { ${cluster.name} = cluster; };
         };
-        specs = compositions // imageSpecs;
-        made = { ${cluster.name} = makeCluster { inherit cluster; catalog = own; compositions = specs; }; };
+        from = {
+          specs = compositions // imageSpecs;
+          catalog = own;
+          pins = (if pins == null then [ ] else [ pins ]) ++ ownPins;
+        };
+        made.${cluster.name} =
+          makeCluster { inherit cluster; catalog = own; inherit (from) specs; compose = composer from; };
       in
       {
         packages = forSystems lib.systems
-          (system: withDefault (packagesFor made system) // imagesFor own.lanes specs system);
+          (system: withDefault (packagesFor made system) // imagesFor from system);
         apps = forSystems lib.systems (appsFor {
           flake = "${self}";
           inputPrefix = "${input}/";
@@ -86,7 +98,7 @@ in
         checks = forSystems lib.systems (system:
           removeAttrs (import ./checks.nix { inherit lib system; catalog = own; clusters = made; }) [ "golden" ]);
         deploy.nodes = made.${cluster.name}.deploy.nodes;
-        lib.catalog = own;
+        lib = { catalog = own; imageSpecs = from.specs; };
       };
   };
 

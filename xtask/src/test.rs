@@ -41,7 +41,8 @@ const LAB_CHECKS: &[(&str, Check)] = &[
     ("prebuilt", |_| prebuilt::run(&prebuilt::Args::default())),
     ("stock deploy-rs", stock_deploy_rs),
     ("wheels", wheels),
-    ("layer of Ray", |sh| {
+    ("wheel tests", |sh| {
+        cmd!(sh, "cargo test --package sparklane --test lock_wheels --locked -- --ignored").run().into_diagnostic()?;
         cmd!(sh, "cargo test --package sparklane-oci --test ray_layer --locked -- --ignored").run().into_diagnostic()
     }),
     ("flake check", flake_check),

@@ -67,6 +67,11 @@ impl Gates for EngineGates {
         interrupted: &dyn Fn() -> Option<String>,
         progress: &dyn Fn(String),
     ) -> Result<(), Fault> {
+        let worker = scope == GateScope::Cluster && !generation.role.decides();
+        if worker && ranks::has_joined(STATE_FILE.as_ref()) {
+            progress("gate ranks: this rank serves with the head".into());
+            return Ok(());
+        }
         gates(generation, scope).iter().try_for_each(|gate| one(generation, gate, interrupted, progress))
     }
 }

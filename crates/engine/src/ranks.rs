@@ -4,7 +4,7 @@
 //! others, the answering one belongs to another launch, or is gone since: then nothing is proved. A log that never names
 //! the rendezvous (Ray's) says nothing either way.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sparklane_lane::Role;
 use sparklane_lane::generation::{Gate, GateKind, GateScope};
@@ -26,6 +26,14 @@ pub fn gate(role: Role, unit: &str) -> Option<Gate> {
         interval_secs: 0,
         kind: GateKind::Unit { unit: unit.to_owned() },
     })
+}
+
+/// True when the supervisor's own word is enough: it runs, counts as started, and its rank has met the others. Asking
+/// systemd as well would cost a process on a node that is busy starting an engine.
+#[must_use]
+pub fn has_joined(state_file: &Path) -> bool {
+    let met = |e: &state::EngineState| e.ready && (Phase::LoadingModel..=Phase::Serving).contains(&e.phase);
+    state::read(state_file).is_some_and(|e| met(&e) && Path::new(&format!("/proc/{}", e.pid)).exists())
 }
 
 /// Units as they are, except that an engine which waits for its ranks is not active yet.
@@ -84,11 +92,30 @@ mod tests {
                 ready: true,
                 cause: None,
                 exit_code: None,
-                pid: 1,
+                pid: std::process::id(),
             };
             state::write(&file, &now);
+            assert_eq!(has_joined(&file), phase > Phase::WaitPeer, "{phase:?}");
             assert_eq!(joined.state("e").unwrap().active, active, "{phase:?}");
         }
+    }
+
+    #[test]
+    fn a_supervisor_that_is_gone_has_no_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("engine.json");
+        assert!(!has_joined(&file));
+        let text = |pid: u32| {
+            format!(
+                r#"{{"lane":"a","node":"b","role":"worker","container":"c","containerId":null,"phase":"LOADED","percent":null,
+            "ready":true,"cause":null,"exitCode":null,"pid":{pid}}}"#
+            )
+        };
+        std::fs::write(&file, text(std::process::id())).unwrap();
+        assert!(has_joined(&file));
+        // Beyond the kernel's largest number.
+        std::fs::write(&file, text(4_194_305)).unwrap();
+        assert!(!has_joined(&file));
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn podman_skopeo_and_umoci_take_our_image() {
 
     let program = "import ray, importlib.metadata as m; ray.init(num_cpus=1, include_dashboard=False, \
                    object_store_memory=80000000, log_to_driver=False); \
-                   print(ray.get(ray.remote(lambda x: x + 2).remote(40)), len(list(m.distributions())))";
+                   print(ray.get(ray.remote(lambda x: x + 2).remote(40)), len(list(m.distributions(path=[\"/usr/local/lib/python3.11/dist-packages\"]))))";
     let mut podman = Command::new("podman");
     podman.args(["--root", dir.join("podman").as_str(), "--runroot", dir.join("podman-run").as_str()]);
     podman.args(["--storage-driver", "vfs", "--runtime", "runc", "--cgroup-manager", "cgroupfs"]);

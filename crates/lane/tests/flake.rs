@@ -98,6 +98,38 @@ fn a_users_flake_gets_one_cluster_and_its_default_lane() {
     assert!(!names(&found["packages"]).iter().any(|p| p.contains("lab")));
 }
 
+/// A composed image that a user has pinned: its own layers belong to the generation; the shipped one is not pinned yet.
+#[test]
+fn a_users_pinned_image_comes_with_its_generation() {
+    let folder = prebuilt(&["x86_64-linux", "aarch64-linux"]);
+    let root = common::root().canonicalize().unwrap();
+    let mine = format!(
+        r#"let
+             spec = flake.lib.imageSpecs.anemll-0-1-1-ray;
+             digest = "sha256:" + builtins.hashString "sha256" "mine";
+             own = {{ manifest = digest; config = digest; name = "anemll-0-1-1-ray"; }};
+             mine = images: flake.lib.mkCluster {{
+               self = "/mine"; cluster = import {root}/nix/template/cluster.nix; inherit images; pins = {root}/tests/image/pins;
+               imageSpecs.anemll-0-1-1-ray = spec // {{ base = spec.base // {{
+                 manifest = "sha256:aa3fa428b0b80f7ce6caf26abd6732ccdeafa64c937a5de7350e8e8a505e0616"; config = null; }}; }};
+             }};
+             drv = images: (mine images).packages.x86_64-linux.generation-home-ray-0731-head;
+             image = (mine {{ anemll-0-1-1-ray = flake.lib.catalog.images.anemll-0-1-1-ray // own; }});
+           in {{
+             unpinned = (drv {{ }}).composed;
+             pinned = builtins.unsafeDiscardStringContext "${{image.packages.x86_64-linux.generation-home-ray-0731-head.composed}}";
+             same = builtins.unsafeDiscardStringContext "${{image.packages.x86_64-linux.image-ray-0731}}";
+             expected = image.packages.x86_64-linux.image-ray-0731.spec.expected.manifest == digest;
+             index = builtins.pathExists image.packages.x86_64-linux.image-ray-0731.index;
+           }}"#,
+        root = root.display()
+    );
+    let found = evaluate(folder.path(), &mine).unwrap();
+    assert_eq!(found["unpinned"], Value::Null, "what is not pinned is no input: nothing deploys it");
+    assert_eq!((&found["pinned"], &found["expected"]), (&found["same"], &Value::Bool(true)), "{found:#}");
+    assert_eq!(found["index"], true, "the user's pin has a tree index");
+}
+
 /// A lock entry whose hash is not its folder's makes Nix ask for the network, or refuse.
 #[test]
 fn the_lock_matches_the_folders_it_names() {

@@ -110,6 +110,23 @@ fn the_golden_digest() {
 const GOLDEN_LAYER: &str = "sha256:e800d38d9c95af13be8ab608915ad89f8e534ae93e1c7c26b3402b16f0f607b1";
 const GOLDEN: &str = "sha256:b0c4a7c05a038991aa9276ebff70878d66e8164fc7879f601e92e5a3c5ffd2ea";
 
+/// Issue row 14 (rules_oci#439): the output has no byte of the base's layers, and none is read; 20 GB stay where they are.
+#[test]
+fn row_14_the_base_is_not_copied() {
+    let case = Case::new();
+    let index = case.base.index();
+    std::fs::rename(&case.base.root, case.root().join("gone")).unwrap();
+    let built = case.build(&case.spec(json!([edit(), files(&case)])), Some(&index), "out").unwrap();
+    let blobs =
+        case.root().join("out/blobs/sha256").read_dir_utf8().unwrap().map(|e| e.unwrap().file_name().to_owned());
+    let ours = built.layers.iter().map(|l| &l.digest).chain([&built.manifest, &built.config]);
+    let mut ours: Vec<String> = ours.map(|d| d.hex().to_owned()).collect();
+    ours.sort();
+    let mut blobs: Vec<String> = blobs.collect();
+    blobs.sort();
+    assert_eq!(blobs, ours);
+}
+
 #[test]
 fn a_moved_digest_is_explained() {
     let case = Case::new();
@@ -119,6 +136,7 @@ fn a_moved_digest_is_explained() {
     let layers: Vec<_> = built.layers.iter().map(|l| &l.digest).collect();
     spec["expected"] =
         json!({ "manifest": built.manifest, "config": built.config, "layers": layers, "keys": built.keys });
+    assert_eq!(serde_json::to_value(built.expected()).unwrap(), spec["expected"], "what --record writes");
     case.build(&spec, Some(&index), "b").unwrap();
     spec["config"]["env"]["NEW"] = json!("2");
     let error = case.build(&spec, Some(&index), "c").unwrap_err().to_string();
