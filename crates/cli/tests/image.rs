@@ -232,3 +232,19 @@ fn an_image_is_looked_at_proved_and_compared() {
     assert_eq!(code, 1);
     assert!(stderr.contains("name one of: 1"), "{stderr}");
 }
+
+/// What a registry serves is fetched aside, judged, and gone afterwards: these layers are no tars.
+#[test]
+fn an_image_of_a_registry_is_judged_as_served() {
+    let image = image(&[700, 20_000]);
+    let server = Server::start(image.layout.clone(), 0).unwrap();
+    let reference = format!("{}/any/name@{}", server.address(), image.manifest);
+    let temp = tempfile::tempdir().unwrap();
+    let mut command = sparklane(&["image", "verify", "--registry", &reference, "--json"]);
+    let done = command.env("TMPDIR", temp.path()).output().unwrap();
+    assert_eq!(done.status.code(), Some(1), "{done:?}");
+    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(report["manifest"], image.manifest.as_str());
+    assert_eq!(report["findings"][0]["weight"], "problem", "{report:#}");
+    assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 0, "nothing stays");
+}

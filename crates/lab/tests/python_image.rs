@@ -46,6 +46,7 @@ fn ray_runs_in_an_arm_image_that_was_made_on_another_processor() {
     let (pins, store) = (dir.join("pins"), dir.join("store"));
     let (pins, store) = (pins.as_str(), store.as_str());
     sparklane(&["image", "pin", &reference, "--scan", "--pins", pins, "--layout", store]);
+    sparklane(&["image", "verify", "--registry", &reference]);
 
     let spec = dir.join("image.json");
     let passwd = dir.join("passwd");

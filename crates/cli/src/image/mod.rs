@@ -12,6 +12,7 @@ pub mod node;
 mod pin;
 mod pull;
 mod push;
+mod scan;
 mod serve;
 mod status;
 mod verify;

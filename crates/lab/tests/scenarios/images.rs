@@ -290,6 +290,12 @@ fn an_image_built_by_hand_is_adopted_deployed_and_rolled_back_to() {
     rig.one_release("lab-adopted");
     NODES.iter().for_each(|node| assert_eq!(running(&rig, node), id, "{node}"));
 
+    // It is what docker has, to the byte, and other layers can stand on it.
+    let holds: Value =
+        serde_json::from_str(&rig.sh("head", &format!("{TOOL} image verify --docker my-vllm:fixed --json"))).unwrap();
+    assert_eq!((&holds["config"], &holds["findings"]), (&pin["config"], &json!([])), "{holds:#}");
+    let rig = layered_upon_the_adopted(rig, &pin);
+
     // Collection keeps what releases name and what was adopted.
     let gc = |more: &str| -> Value {
         serde_json::from_str(&rig.sh("head", &format!("{TOOL} image gc --json {more}"))).unwrap()
@@ -300,4 +306,49 @@ fn an_image_built_by_hand_is_adopted_deployed_and_rolled_back_to() {
     assert!(listed.iter().any(|l| l["manifest"] == pin["manifest"] && l["complete"] == true), "{report:#}");
     assert!(gc("--dry-run")["images"].as_array().unwrap().is_empty());
     rig.deploy("lab-a").is(0, "committed");
+}
+
+/// A file put into an adopted image, and one taken out, by `image build` on the node that has it; then deployed.
+fn layered_upon_the_adopted(rig: Rig, pin: &Value) -> Rig {
+    let header = "RadixGroupResetStateLastCTA\n".repeat(4);
+    let spec = json!({
+        "name": "lab-layered",
+        "base": { "reference": "my-vllm:fixed", "manifest": pin["manifest"], "config": pin["config"] },
+        "layers": [{ "kind": "files", "removes": ["/fixed.txt"], "files": [{
+            "path": "/opt/env/header.cuh", "source": "header.cuh",
+            "sha256": sparklane_oci::digest::of(header.as_bytes()).hex(),
+            "asserts": [{ "text": "RadixGroupResetStateLastCTA", "count": 4 }],
+        }] }],
+    });
+    let root = rig.lab.root("head").join("root");
+    std::fs::write(root.join("header.cuh"), &header).unwrap();
+    std::fs::write(root.join("lab-layered.json"), spec.to_string()).unwrap();
+    let build = format!(
+        "cd /root && {TOOL} image adopt my-vllm:fixed --pins images/pins --scan --json >/dev/null && \
+         {TOOL} image build lab-layered.json --pins images/pins --out layered --record images/lab-layered.pin.json --json"
+    );
+    let built: Value = serde_json::from_str(&rig.sh("head", &build)).unwrap();
+    assert_eq!(built["unproved"], json!([]), "{built:#}");
+    let flake = rig.lab.root("control").join("root/sparklane");
+    let compose = format!(
+        "builtins.fromJSON ''{spec}'' // {{ layers = map (l: l // {{ files = map (f: f // {{ source = \"${{./header.cuh}}\"; }}) l.files; }}) (builtins.fromJSON ''{spec}'').layers; }}\n"
+    );
+    std::fs::write(flake.join("images/compose/lab-layered.nix"), compose).unwrap();
+    std::fs::write(flake.join("images/compose/header.cuh"), header).unwrap();
+    let copy = ["-r", root.join("images/pins").as_str(), flake.join("images").as_str()].map(str::to_owned);
+    assert!(Command::new("cp").args(copy).status().unwrap().success());
+    let recorded = std::fs::read(root.join("images/lab-layered.pin.json")).unwrap();
+    put_lane(&rig, "lab-layered", "my-vllm:fixed", &serde_json::from_slice(&recorded).unwrap());
+    let rig = rig.rebuilt();
+    rig.app(&[&["deploy", "lab-layered"][..], &SLOWLY].concat()).is(0, "committed");
+    rig.one_release("lab-layered");
+    for node in NODES {
+        assert_eq!(running(&rig, node), built["config"].as_str().unwrap(), "{node}");
+        let copy = "docker cp -q $(docker ps -q):/opt/env/header.cuh /root/out.cuh && wc -l < /root/out.cuh";
+        assert_eq!(rig.sh(node, copy).trim(), "4", "{node}");
+        assert!(!rig.try_sh(node, "docker cp -q $(docker ps -q):/fixed.txt /root/"), "{node}: it was taken out");
+    }
+    rig.app(&["rollback", "--to", "lane:lab-adopted"]).is(0, "committed");
+    rig.one_release("lab-adopted");
+    rig
 }
