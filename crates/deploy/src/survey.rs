@@ -94,6 +94,10 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
                     (format!("release {number}, weights {state} on {node}"), 1, Some(mend))
                 }
             },
+            Some(NodeRow { status: Some(NodeStatus { engine_of: Some(lane), .. }), .. }) => {
+                let next = "the release takes effect when both nodes boot; nix run .#deploy starts it now".to_owned();
+                (format!("release {number}, engine still of {lane}"), 1, Some(next))
+            }
             Some(row) => {
                 let look =
                     format!("look: journalctl -u sparklane-engine on {}; deploy again starts both nodes", row.node);
@@ -124,7 +128,9 @@ fn serves(row: &NodeRow) -> bool {
 
 /// True when a node's engine is up and at work, as far as the node can say.
 pub(crate) fn runs(status: &NodeStatus) -> bool {
-    status.engine.as_ref().is_some_and(|e| e.active == "active") && !status.waits_for_ranks
+    status.engine.as_ref().is_some_and(|e| e.active == "active")
+        && !status.waits_for_ranks
+        && status.engine_of.is_none()
 }
 
 impl fmt::Display for ClusterStatus {
@@ -154,6 +160,9 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
         more(&s.engine.as_ref().map_or_else(String::new, engine_text))?;
     }
     let mut line = |text: String| write!(f, "\n             {text}");
+    s.engine_of
+        .iter()
+        .try_for_each(|lane| line(format!("its engine is still that of {lane}, until it starts anew")))?;
     s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
     s.open.iter().try_for_each(|t| line(open_text(t)))?;
     s.weights.iter().try_for_each(|w| line(weights_text(w)))?;
@@ -252,6 +261,10 @@ mod tests {
         let mut waits = up("worker", "d");
         waits.status.as_mut().unwrap().waits_for_ranks = true;
         assert_eq!(judged(up("head", "c"), waits), ("release 2, not serving".into(), 1));
+        let mut booted = up("head", "c");
+        booted.status.as_mut().unwrap().engine_of = Some("lab-a".into());
+        assert!(ClusterStatus::of("lab".into(), vec![booted.clone()]).to_string().contains("still that of lab-a"));
+        assert_eq!(judged(booted, up("worker", "d")), ("release 2, engine still of lab-a".into(), 1));
         let down = row("worker", Some("d"), "failed");
         assert_eq!(judged(up("head", "c"), down), ("release 2, not serving".into(), 1));
         assert_eq!(

@@ -83,6 +83,7 @@ mod tests {
         ] {
             let now = EngineState {
                 lane: "lab-a".parse().unwrap(),
+                launch: String::new(),
                 node: "worker".parse().unwrap(),
                 role: Role::Worker,
                 container: "c".into(),

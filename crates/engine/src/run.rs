@@ -122,6 +122,7 @@ impl<'a> Run<'a> {
         let generation = self.setup.generation;
         let now = EngineState {
             lane: generation.lane.clone(),
+            launch: generation.launch().unwrap_or_default(),
             node: generation.node.clone(),
             role: generation.role,
             container: generation.engine.container.clone(),

@@ -16,6 +16,9 @@ pub const STATE_FILE: &str = "/run/sparklane/engine.json";
 pub struct EngineState {
     /// The lane.
     pub lane: LaneName,
+    /// What was started ([`sparklane_lane::Generation::launch`]): the profile may have moved on since (`--boot`).
+    #[serde(default)]
+    pub launch: String,
     /// This node.
     pub node: NodeName,
     /// Its role.

@@ -277,6 +277,16 @@ impl Generation {
         GenerationId::try_from(hex).map_err(serde::ser::Error::custom)
     }
 
+    /// Identity of what an engine runs with: two generations of one launch differ in gates, budgets or files only, and an
+    /// engine serves on through a switch between them.
+    ///
+    /// # Errors
+    /// As [`Generation::canonical`].
+    pub fn launch(&self) -> Result<String, serde_json::Error> {
+        let parts = serde_json::to_vec(&(&self.engine, &self.image, &self.weights, self.rank))?;
+        Ok(Sha256::digest(parts).iter().map(|b| format!("{b:02x}")).collect())
+    }
+
     /// This node's entry among the peers.
     #[must_use]
     pub fn own(&self) -> Option<&Peer> {

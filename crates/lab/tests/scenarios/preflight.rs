@@ -105,10 +105,17 @@ fn test_boot_dry_and_targets_do_what_they_say() {
     assert_eq!(pids(), serving, "what serves is not touched");
     assert_eq!(NODES.map(|n| rig.lane(n)), ["lab-b", "lab-b"]);
     assert!(rig.sh("head", "docker inspect --format '{{.Args}}' $(docker ps -q)").contains("--max-num-seqs 4"));
+    let status = rig.app(&["status"]);
+    assert_eq!((status.code, status.text("state")), (1, &*format!("release {}, engine still of lab-a", before + 1)));
     for node in NODES {
         rig.lab.reboot(node).unwrap();
     }
     assert_eq!(rig.comes_to_one_release("lab-b", 60), before + 1);
+    // Or the next deployment of it: what the profile says is not what serves.
+    rig.app(&["deploy", "lab-a", "--boot"]).is(0, "committed");
+    rig.deploy("lab-a").is(0, "committed");
+    assert!(rig.sh("head", "docker inspect --format '{{.Args}}' $(docker ps -q)").contains("--max-num-seqs 4"));
+    rig.deploy("lab-a").is(0, "unchanged");
 }
 
 #[test]
