@@ -18,7 +18,7 @@ let
   composer = { specs, catalog, pins }: system: name:
     makeImage { inherit system pins; spec = specs.${name}; image = catalog.images.${name} or { }; };
   imagesFor = { specs, catalog, pins }@from: system:
-    let composed = filter (lane: specs ? ${catalog.lanes.${lane}.image}) (builtins.attrNames catalog.lanes);
+    let composed = filter (lane: specs ? ${catalog.lanes.${lane}.image or ""}) (builtins.attrNames catalog.lanes);
     in listToAttrs (map
       (lane: { name = "image-${lane}"; value = composer from system catalog.lanes.${lane}.image; })
       composed);

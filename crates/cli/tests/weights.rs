@@ -248,6 +248,9 @@ fn the_commands_judge_a_store() {
     assert!(code == 0 && said.contains("nothing"), "{said}");
     let (code, said) = ask(&["gc", "--yes"]);
     assert!(code == 0 && said.contains("removed"), "{said}");
+    let out = Command::new(TOOL).args(["weights", "verify", "/nonexistent.json", "--json"]).output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((&told["verdict"], &told["exitCode"]), (&"refused".into(), &1.into()), "{told:#}");
     let (code, said) = ask(&["verify", "/nonexistent.json"]);
     assert!(code == 1 && said.contains("nonexistent"), "{said}");
 }

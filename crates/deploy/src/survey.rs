@@ -83,6 +83,12 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     if statuses().any(|s| !s.open.is_empty()) {
         return said("transaction open", 1, "wait: it ends at its deadline at the latest");
     }
+    if let Some(row) = nodes.iter().find(|row| row.status.as_ref().is_some_and(|s| !s.damaged_releases.is_empty())) {
+        let state = format!("release records of {} are damaged", row.node);
+        let next =
+            "copy the record from another node (same path), or remove it and its root; rollback takes --to N till then";
+        return (state, 1, Some(next.to_owned()));
+    }
     if let Some(number) = release {
         return match nodes.iter().find(|row| !serves(row)) {
             None => match nodes.iter().find_map(unproved) {
@@ -331,6 +337,8 @@ mod tests {
         status.foreign_profile = Some("is not a sparklane generation".into());
         status.damaged_releases = vec!["/r/7.json: EOF".into()];
         status.drift = vec!["/etc/x".into()];
+        let told = ClusterStatus::of("lab".into(), vec![head.clone()]);
+        assert_eq!((told.exit_code, &*told.state), (1, "release records of head are damaged"));
         let text = ClusterStatus::of("lab".into(), vec![head]).to_string();
         for part in ["not ours: is not", "damaged release: /r/7.json", "edited by hand: /etc/x"] {
             assert!(text.contains(part), "{part} is not in {text}");

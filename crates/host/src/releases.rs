@@ -17,12 +17,43 @@ pub fn list(paths: &HostPaths) -> Result<Vec<Release>, HostError> {
     Ok(releases)
 }
 
-/// Release files that cannot be read, each with the reason; for `status`.
+/// Release files that cannot be read and releases of which only the closure's root is left, each with the reason; for `status`.
 #[must_use]
 pub fn damaged(paths: &HostPaths) -> Vec<String> {
     let mut found: Vec<String> = read_all(paths).unwrap_or_default().into_iter().filter_map(Result::err).collect();
+    let file = |number: u64| paths.releases().join(format!("{number}.json"));
+    let lost = roots(paths).into_iter().map(file).filter(|file| !file.exists());
+    found.extend(lost.map(|file| format!("{file}: is gone, its closure is still kept")));
     found.sort();
     found
+}
+
+/// All releases, for whoever removes what no release names: then one that cannot be read keeps everything.
+///
+/// # Errors
+/// As [`list`], and when any record is damaged or gone.
+pub fn complete(paths: &HostPaths) -> Result<Vec<Release>, HostError> {
+    match damaged(paths).as_slice() {
+        [] => list(paths),
+        all => {
+            let why = format!("damaged, so what they need is not known: {}", all.join("; "));
+            Err(HostError::Content { path: paths.releases(), why })
+        }
+    }
+}
+
+/// The highest number that any record or root bears, readable or not: a further release must be above it.
+#[must_use]
+pub fn last_number(paths: &HostPaths) -> u64 {
+    let names = paths.releases().read_dir_utf8().into_iter().flatten().flatten();
+    let records = names.filter_map(|e| e.file_name().strip_suffix(".json")?.parse().ok());
+    records.chain(roots(paths)).max().unwrap_or(0)
+}
+
+/// Numbers of the releases whose closures are rooted.
+fn roots(paths: &HostPaths) -> Vec<u64> {
+    let names = paths.gcroots.read_dir_utf8().into_iter().flatten().flatten();
+    names.filter_map(|e| e.file_name().strip_prefix("release-")?.parse().ok()).collect()
 }
 
 fn read_all(paths: &HostPaths) -> Result<Vec<Result<Release, String>>, HostError> {
@@ -47,10 +78,15 @@ fn read(path: &Utf8Path) -> Result<Release, String> {
 /// When the record or the root cannot be written.
 pub fn add(paths: &HostPaths, release: &Release, own: &StorePath, keep: u32) -> Result<(), HostError> {
     let file = paths.releases().join(format!("{}.json", release.number));
-    let there: Option<Release> = std::fs::read(&file).ok().and_then(|b| serde_json::from_slice(&b).ok());
-    if let Some(other) = there.filter(|other| other.txn != release.txn) {
-        let why = format!("is of transaction {}; that of {} is not written over it", other.txn, release.txn);
-        return Err(HostError::Content { path: file, why });
+    match file.exists().then(|| read(&file)) {
+        Some(Ok(other)) if other.txn != release.txn => {
+            let why = format!("is of transaction {}; that of {} is not written over it", other.txn, release.txn);
+            return Err(HostError::Content { path: file, why });
+        }
+        Some(Err(why)) => {
+            return Err(HostError::Content { path: file, why: format!("{why}; it is not written over") });
+        }
+        _ => {}
     }
     let bytes = serde_json::to_vec_pretty(release)
         .map_err(|e| HostError::Content { path: paths.releases(), why: e.to_string() })?;
@@ -64,11 +100,10 @@ fn root_of(gcroots: &Utf8Path, number: u64) -> camino::Utf8PathBuf {
 }
 
 fn forget(paths: &HostPaths, newest: u64, keep: u64) -> Result<(), HostError> {
-    for release in list(paths)? {
-        if release.number + keep <= newest {
-            files::remove(&paths.releases().join(format!("{}.json", release.number)))?;
-            files::remove(&root_of(&paths.gcroots, release.number))?;
-        }
+    let numbers = list(paths)?.into_iter().map(|r| r.number).chain(roots(paths));
+    for number in numbers.filter(|number| number + keep <= newest) {
+        files::remove(&paths.releases().join(format!("{number}.json")))?;
+        files::remove(&root_of(&paths.gcroots, number))?;
     }
     Ok(())
 }

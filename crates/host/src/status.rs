@@ -82,6 +82,9 @@ pub struct NodeStatus {
     pub lock: Option<Owner>,
     /// The releases this node knows.
     pub releases: Vec<Release>,
+    /// The highest number that a release's file bears here, readable or not.
+    #[serde(default)]
+    pub last_number: u64,
     /// Release files that cannot be read, and why.
     #[serde(default)]
     pub damaged_releases: Vec<String>,
@@ -130,6 +133,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         last: all.iter().rev().find(|t| t.state().is_some_and(State::is_final)).and_then(of),
         lock: lock::owner(paths)?,
         releases: known_releases(paths, &all)?,
+        last_number: releases::last_number(paths),
         damaged_releases: releases::damaged(paths),
         engine_of,
         engine,

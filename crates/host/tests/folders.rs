@@ -272,6 +272,33 @@ fn a_commit_whose_record_could_not_be_written_keeps_its_number() {
 }
 
 #[test]
+fn a_damaged_record_keeps_its_number_and_keeps_what_it_may_need() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    assert_eq!(transact(&dir, &spec(Some(side('a')), side('b'), 2)).0, State::Committed);
+    let record = paths.releases().join("2.json");
+    let whole = std::fs::read(&record).unwrap();
+    let seen = || status::read(&paths, &FileUnits(dir.join("engine")), "x").unwrap();
+    assert_eq!(
+        (seen().last_number, seen().damaged_releases.len(), releases::complete(&paths).unwrap().len()),
+        (2, 0, 2)
+    );
+    for damage in [Some(&whole[..20]), Some(b"".as_slice()), None] {
+        match damage {
+            Some(bytes) => std::fs::write(&record, bytes).unwrap(),
+            None => std::fs::remove_file(&record).unwrap(),
+        }
+        assert_eq!((seen().last_number, seen().damaged_releases.len()), (2, 1), "{damage:?}");
+        let error = releases::complete(&paths).unwrap_err().to_string();
+        assert!(error.contains("2.json"), "{error}");
+        let other = Spec { txn: "t9".parse().unwrap(), ..spec(Some(side('b')), side('a'), 2) };
+        let release = other.release.map(|r| sparklane_lane::Release { txn: other.txn, ..r }).unwrap();
+        // What cannot be read is never written over; the journal has the commit until someone mends it.
+        assert_eq!(releases::add(&paths, &release, &side('a').path, 5).is_err(), damage.is_some());
+    }
+}
+
+#[test]
 fn a_worker_whose_head_is_gone_for_good_follows_a_persons_word() {
     for (word, ends, on) in [(Word::Aborted, State::RolledBack, 'a'), (Word::Committed, State::Committed, 'b')] {
         let (_guard, dir) = on_lane_a();

@@ -98,6 +98,22 @@ fn a_users_flake_gets_one_cluster_and_its_default_lane() {
     assert!(!names(&found["packages"]).iter().any(|p| p.contains("lab")));
 }
 
+/// Nix itself must get along with a lane that the tool refuses, or nothing could be said of any other lane.
+#[test]
+fn a_lane_without_an_image_spoils_no_other() {
+    let folder = prebuilt(&["x86_64-linux", "aarch64-linux"]);
+    let root = common::root().canonicalize().unwrap();
+    let mine = format!(
+        r#"builtins.attrNames (flake.lib.mkCluster {{
+             self = "/mine"; cluster = import {}/nix/template/cluster.nix;
+             lanes.odd = {{ name = "odd"; imag = "x"; }};
+           }}).packages.x86_64-linux"#,
+        root.display()
+    );
+    let packages = names(&evaluate(folder.path(), &mine).unwrap());
+    assert!(packages.contains("generation-home-ray-0731-head") && packages.contains("image-ray-0731"), "{packages:?}");
+}
+
 /// A composed image that a user has pinned: its own layers belong to the generation; the shipped one is not pinned yet.
 #[test]
 fn a_users_pinned_image_comes_with_its_generation() {

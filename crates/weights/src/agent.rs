@@ -158,8 +158,8 @@ pub fn serve(request: &ServeRequest, stop: &AtomicBool, say: &Say<'_>) -> Result
         Presence::Unproved(why) => {
             let why = why.first().cloned().unwrap_or_default();
             return Err(WeightsError::Refused(format!(
-                "{why}; prove it: sparklane weights verify --deep {}",
-                request.manifest.store_name()
+                "{why}; prove it there: sparklane weights verify --deep {}",
+                store.manifest_file(&request.manifest)
             )));
         }
         Presence::Partial | Presence::Absent => {

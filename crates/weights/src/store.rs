@@ -84,6 +84,12 @@ impl Store {
         self.root.join(".partial").join(name)
     }
 
+    /// Where the manifest is kept that a published folder was made of.
+    #[must_use]
+    pub fn manifest_file(&self, manifest: &WeightsManifest) -> Utf8PathBuf {
+        self.record(&manifest.store_name(), "manifest")
+    }
+
     fn record(&self, name: &str, kind: &str) -> Utf8PathBuf {
         self.root.join(".records").join(format!("{name}.{kind}.json"))
     }

@@ -95,7 +95,8 @@ fn in_use(paths: &HostPaths) -> Result<BTreeSet<Digest>, OciError> {
     if let Some(open) = txns::list(paths).map_err(odd)?.iter().find(|t| t.is_open()) {
         return Err(OciError::document("releases", format!("transaction {} is open", open.id)));
     }
-    let mut keep: BTreeSet<Digest> = releases::list(paths).map_err(odd)?.into_iter().filter_map(|r| r.image).collect();
+    let mut keep: BTreeSet<Digest> =
+        releases::complete(paths).map_err(odd)?.into_iter().filter_map(|r| r.image).collect();
     if let Some(current) = profile::current(paths).map_err(odd)? {
         let generation = sparklane_host::closure::generation(&paths.in_store(&current.path)).map_err(odd)?;
         keep.extend(generation.image.manifest);

@@ -14,6 +14,7 @@ use sparklane_weights::store::Presence;
 use sparklane_weights::transfer::{Progress, Pull, PullOptions};
 use sparklane_weights::{BlobSet, Store, WeightsError, preflight};
 
+use super::local::there;
 use super::progress::Display;
 use super::{Place, bytes, manifest, print};
 
@@ -67,7 +68,7 @@ pub struct FetchArgs {
     #[command(flatten)]
     server: Server,
     #[command(flatten)]
-    place: Place,
+    pub place: Place,
 }
 
 impl Server {
@@ -107,7 +108,7 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
     let folder = store.folder(&manifest);
     match store.presence(&manifest)? {
         Presence::Proved(_) => {
-            println!("{folder} is there and proved");
+            there(&args.place, &manifest, &format!("{folder} is there and proved"))?;
             return Ok(ExitCode::SUCCESS);
         }
         Presence::Unproved(why) => {
@@ -115,7 +116,7 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
             eprintln!("{why}; every byte is read");
             let bad = store.verify(&manifest, sparklane_weights::agent::threads(), &|_| true)?;
             if bad.is_empty() {
-                println!("{folder} is proved");
+                there(&args.place, &manifest, &format!("{folder} is proved"))?;
                 return Ok(ExitCode::SUCCESS);
             }
             bad.iter().for_each(|b| eprintln!("{}", b.why));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
-use sparklane_host::{HostPaths, profile, releases};
-use sparklane_lane::NodeName;
+use sparklane_host::{HostPaths, profile, releases, txns};
+use sparklane_lane::{NodeName, WeightsManifest};
 use sparklane_weights::adopt;
 use sparklane_weights::proof::How;
 use sparklane_weights::store::{Entry, Presence, ROOT};
@@ -61,7 +61,7 @@ pub struct AdoptArgs {
     #[arg(long)]
     copy: bool,
     #[command(flatten)]
-    place: Place,
+    pub place: Place,
 }
 
 /// Remove what neither this node's generation nor its last releases name; asks first.
@@ -74,7 +74,7 @@ pub struct GcArgs {
     #[arg(long, value_name = "FILE")]
     keep: Vec<Utf8PathBuf>,
     #[command(flatten)]
-    place: Place,
+    pub place: Place,
 }
 
 /// What a node has of one manifest.
@@ -177,8 +177,9 @@ pub fn verify(args: &VerifyArgs) -> Result<ExitCode, WeightsError> {
 /// When there is no room or the staging cannot be written.
 pub fn adopt(args: &AdoptArgs) -> Result<ExitCode, WeightsError> {
     let (store, manifest) = (Store::at(&args.place.store), manifest(&args.manifest)?);
+    let folder = store.folder(&manifest);
     if matches!(store.presence(&manifest)?, Presence::Proved(_)) {
-        println!("{} is there and proved", store.folder(&manifest));
+        there(&args.place, &manifest, &format!("{folder} is there and proved"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let set = sparklane_weights::BlobSet::of_manifest(&manifest)?;
@@ -186,15 +187,30 @@ pub fn adopt(args: &AdoptArgs) -> Result<ExitCode, WeightsError> {
     let meter = Meter::new(manifest.bytes());
     let staging = store.staging(&manifest, &|_| true)?;
     let adopted = adopt::adopt(&args.source, &manifest, &staging, args.copy, &|read| meter.add(read))?;
-    println!("{} files adopted", adopted.files.len());
+    eprintln!("{} files adopted", adopted.files.len());
     if adopted.missing.is_empty() {
         let folder = store.publish(&manifest, staging, How::Stream)?;
-        println!("{folder}");
+        there(&args.place, &manifest, folder.as_str())?;
         return Ok(ExitCode::SUCCESS);
     }
     adopted.missing.iter().for_each(|why| eprintln!("not adopted: {why}"));
-    eprintln!("what was adopted is kept; a transfer brings the rest");
-    Ok(ExitCode::from(3))
+    let missing = adopted.missing.len();
+    Err(WeightsError::Failed(format!(
+        "{missing} files are missing; what was adopted is kept, a transfer brings the rest"
+    )))
+}
+
+/// Says that a manifest's files are all there.
+///
+/// # Errors
+/// When stdout cannot be written.
+pub fn there(place: &Place, manifest: &WeightsManifest, text: &str) -> Result<(), WeightsError> {
+    if !place.json {
+        println!("{text}");
+        return Ok(());
+    }
+    let folder = Store::at(&place.store).folder(manifest);
+    print(&serde_json::json!({ "manifest": manifest.id(), "folder": folder, "state": "proved" }))
 }
 
 /// Makes the view.
@@ -245,28 +261,43 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode, WeightsError> {
         keep.push(manifest(file)?.id());
     }
     let garbage = store.garbage(&keep)?;
+    let sum: u64 = garbage.iter().map(|e| e.disk_bytes).sum();
+    let told = |removed: bool| {
+        let names: Vec<&String> = garbage.iter().map(|e| &e.name).collect();
+        print(&serde_json::json!({ "entries": names, "bytes": sum, "removed": removed }))
+    };
     if garbage.is_empty() {
-        println!("nothing to remove");
+        if args.place.json {
+            told(false)?
+        } else {
+            println!("nothing to remove")
+        }
         return Ok(ExitCode::SUCCESS);
     }
-    let sum: u64 = garbage.iter().map(|e| e.disk_bytes).sum();
     for entry in &garbage {
         let note = if entry.published { "" } else { "  (partial)" };
-        println!("{:>10}  {}{note}", bytes(entry.disk_bytes), entry.name);
+        eprintln!("{:>10}  {}{note}", bytes(entry.disk_bytes), entry.name);
     }
     if !args.yes && !confirmed(&format!("remove {} entries, {}?", garbage.len(), bytes(sum)))? {
         return Err(WeightsError::Refused("not removed".into()));
     }
     garbage.iter().try_for_each(|entry| store.remove(entry))?;
-    println!("{} removed", bytes(sum));
+    if args.place.json {
+        told(true)?
+    } else {
+        println!("{} removed", bytes(sum))
+    }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Manifests that this node's generation and the releases that it keeps name.
 fn named_on(paths: &HostPaths) -> Result<Vec<String>, WeightsError> {
     let unknown = |e: sparklane_host::HostError| WeightsError::Refused(format!("what is in use cannot be known: {e}"));
+    if let Some(open) = txns::list(paths).map_err(unknown)?.iter().find(|t| t.is_open()) {
+        return Err(WeightsError::Refused(format!("transaction {} is open", open.id)));
+    }
     let mut named: Vec<String> =
-        releases::list(paths).map_err(unknown)?.into_iter().filter_map(|r| r.weights).collect();
+        releases::complete(paths).map_err(unknown)?.into_iter().filter_map(|r| r.weights).collect();
     if let Some(side) = profile::current(paths).map_err(unknown)? {
         let generation = sparklane_host::closure::generation(&paths.in_store(&side.path)).map_err(unknown)?;
         named.extend(generation.weights.map(|w| w.manifest));

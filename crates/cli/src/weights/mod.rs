@@ -88,6 +88,7 @@ enum What {
 /// # Errors
 /// Never; failures are exit codes with a line.
 pub fn run(args: Args) -> miette::Result<ExitCode> {
+    let json = args.command.json();
     let done = match args.command {
         What::Lock(args) => fetch::lock(&args),
         What::Fetch(args) => fetch::fetch(&args),
@@ -103,10 +104,38 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         What::Serve => ends::serve(),
         What::Pull => ends::pull(),
     };
-    Ok(done.unwrap_or_else(|error| {
-        eprintln!("{error}");
-        ExitCode::from(error.exit_code())
-    }))
+    Ok(done.unwrap_or_else(|error| refused(json, error.exit_code(), &error.to_string())))
+}
+
+impl What {
+    /// Whether one JSON value is wanted on stdout, of a failure too.
+    fn json(&self) -> bool {
+        match self {
+            Self::Fetch(args) => args.place.json,
+            Self::Status(args) => args.reach.json(),
+            Self::Verify(args) => args.reach.json(),
+            Self::Adopt(args) => args.place.json,
+            Self::View { place, .. } | Self::Du { place } => place.json,
+            Self::Gc(args) => args.place.json,
+            Self::Send(args) => args.reach.json(),
+            Self::Lock(_) | Self::Serve | Self::Pull => false,
+        }
+    }
+}
+
+/// Says why nothing came of it, and gives the exit code.
+fn refused(json: bool, code: u8, why: &str) -> ExitCode {
+    eprintln!("{why}");
+    if json {
+        let verdict = match code {
+            2 => "usage",
+            3 => "failed",
+            5 => "busy",
+            _ => "refused",
+        };
+        println!("{}", serde_json::json!({ "verdict": verdict, "exitCode": code, "why": why }));
+    }
+    ExitCode::from(code)
 }
 
 /// Reads a manifest file; `-` is stdin.

@@ -35,7 +35,7 @@ pub fn status(args: &StatusArgs) -> ExitCode {
     let words = ["weights", "status", "--json", "--store", args.store.as_str()];
     let answers = match args.reach.reports::<Vec<Row>>(&words) {
         Ok(answers) => answers,
-        Err(error) => return failed(&error),
+        Err(error) => return super::refused(args.reach.json(), error.exit_code(), &error.to_string()),
     };
     let rows = answers.into_iter().map(|(node, answer)| match answer {
         Ok(entries) => NodeRow { node, entries: Some(entries.unwrap_or_default()), error: None },
@@ -128,7 +128,7 @@ pub fn compare(args: &VerifyArgs) -> ExitCode {
             }
             ExitCode::from(found.exit_code)
         }
-        Err(error) => failed(&error),
+        Err(error) => super::refused(args.reach.json(), error.exit_code(), &error.to_string()),
     }
 }
 
@@ -180,11 +180,6 @@ fn told(row: &ComparedNode) -> String {
         }
         (None, error) => format!("{node:<8} {}", error.as_deref().unwrap_or("no answer")),
     }
-}
-
-fn failed(error: &DeployError) -> ExitCode {
-    eprintln!("{error}");
-    ExitCode::from(error.exit_code())
 }
 
 #[cfg(test)]

@@ -41,17 +41,14 @@ pub struct SendArgs {
     #[arg(long, value_name = "SECS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     give_up: u64,
     #[command(flatten)]
-    reach: Reach,
+    pub reach: Reach,
 }
 
 /// Runs it. Exit codes: 0 done, 1 refused, 2 usage, 3 failed, 5 busy.
 pub fn run(args: &SendArgs) -> ExitCode {
     match send(args) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => super::refused(args.reach.json(), error.exit_code(), &error.to_string()),
     }
 }
 

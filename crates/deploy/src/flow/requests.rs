@@ -76,7 +76,10 @@ impl Flow<'_> {
     }
 
     fn release(&self, posts: &Goalposts, facts: &[NodeFacts], txn: &TxnId, head: &NodeFacts) -> Release {
-        let number = head.status.releases.iter().map(|r| r.number).max().unwrap_or(0) + 1;
+        // Above every number that any node has seen, damaged records too: history is never written over.
+        let of =
+            |f: &NodeFacts| f.status.releases.iter().map(|r| r.number).max().unwrap_or(0).max(f.status.last_number);
+        let number = facts.iter().map(of).max().unwrap_or(0) + 1;
         let part = |f: &NodeFacts| ReleaseNode {
             node: f.node.clone(),
             path: f.to.path.clone(),
