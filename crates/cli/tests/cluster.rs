@@ -183,6 +183,17 @@ fn a_reader_that_goes_away_changes_nothing() {
     assert_eq!(run(&[&["deploy", "lab-x"], &share[..]].concat()), Some(2));
 }
 
+/// Which release is the one before cannot be known then; a number can be named.
+#[test]
+fn a_way_back_beside_a_damaged_record_needs_a_number() {
+    let nodes = Nodes::new(|_, status| status["damagedReleases"] = json!(["/r/3.json: EOF"]));
+    let said = nodes.run(&["rollback"]);
+    assert_eq!((said.0, &said.1["verdict"]), (1, &json!("refused")), "{:#}", said.1);
+    assert!(said.1["why"].as_str().unwrap().contains("--to N"), "{:#}", said.1);
+    let named = nodes.run(&["rollback", "--to", "1"]);
+    assert!(named.1["why"].as_str().unwrap().contains("Docker"), "it went on to the nodes: {:#}", named.1);
+}
+
 #[test]
 fn an_interrupt_before_anything_is_staged_ends_with_nothing_changed() {
     let nodes = Nodes::new(|_, _| {});

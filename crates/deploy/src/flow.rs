@@ -308,6 +308,12 @@ impl<'a> Flow<'a> {
             Target::ReleaseOfLane(lane) => releases.iter().rev().find(|r| r.lane == *lane),
             _ => releases.iter().rev().find(|r| in_force.is_none_or(|f| r.number < f.number && r.nodes != f.nodes)),
         };
+        let damaged = head.map_or(&[][..], |s| s.damaged_releases.as_slice());
+        if matches!(target, Target::Release(None)) && !damaged.is_empty() {
+            // The release before the one in force would be a guess.
+            let why = format!("release records of the head are damaged ({}); say which: --to N", damaged.join("; "));
+            return Err(DeployError::Refused(why));
+        }
         if releases.is_empty() {
             return Err(DeployError::Refused("no release is recorded on the head; deploy a lane first".into()));
         }
