@@ -75,6 +75,21 @@ fn words() -> impl TypedValueParser<Value = Word> {
 /// Asking the head takes up to fifteen seconds, going back a stop, a start and the proof.
 const FOLLOW: Duration = Duration::from_secs(120);
 
+/// systemd takes death by SIGTERM for a wanted end and starts nothing; as a failure it is a crash like any other, and the
+/// next process ends the transaction by its journal.
+fn fail_on_terminate() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut terminate = {
+        let _inside = runtime.enter();
+        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(terminate.recv());
+        std::process::exit(143);
+    });
+    Ok(())
+}
+
 /// Runs the subcommand. Exit codes: 0 done, 1 refused, 4 in doubt or stuck, 5 busy.
 ///
 /// # Errors
@@ -83,7 +98,12 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let paths = HostPaths::system();
     let done = match args.command {
         Command::List => list(&paths),
-        Command::Run { id } => serve::run(&paths, &id, parts::real()).map(drop),
+        Command::Run { id } => {
+            if let Err(error) = fail_on_terminate() {
+                tracing::warn!(%error, "a SIGTERM would end the transaction's process for good");
+            }
+            serve::run(&paths, &id, parts::real()).map(drop)
+        }
         Command::Talk { id } => talk::talk(&paths, &id, std::io::stdin().lock(), std::io::stdout().lock()),
         Command::Decision { id, ssh } => decision(&paths, id, ssh),
         Command::Decide { id, word } => return Ok(decide(&paths, &id, word)),

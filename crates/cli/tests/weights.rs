@@ -234,7 +234,21 @@ fn the_commands_judge_a_store() {
     assert!(code == 0 && said.contains("HF_HUB_CACHE"), "{said}");
     let (code, said) = ask(&["du"]);
     assert!(code == 0 && said.contains("in all"), "{said}");
-    let path = Store::at(&store).folder(&manifest).join("a");
+    // What is not of the manifest would be read by an engine all the same.
+    let folder = Store::at(&store).folder(&manifest);
+    std::fs::create_dir(folder.join("more")).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", folder.join("tokenizer.json")).unwrap();
+    for words in [&["verify", file][..], &["verify", file, "--deep"]] {
+        let (code, said) = ask(words);
+        assert!(code == 3 && said.contains("tokenizer.json: is not of") && said.contains("more: is not of"), "{said}");
+    }
+    let (code, said) = ask(&["fetch", file]);
+    assert!(code == 1 && said.contains("move it away"), "{said}");
+    std::fs::remove_dir(folder.join("more")).unwrap();
+    std::fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    let (code, said) = ask(&["verify", file]);
+    assert!(code == 0, "{said}");
+    let path = folder.join("a");
     let mut bytes = std::fs::read(&path).unwrap();
     bytes[MB] ^= 1;
     std::fs::write(&path, bytes).unwrap();

@@ -175,6 +175,8 @@ impl Units for Systemd {
             ("Type", Variant::from("exec")),
             // Killed or crashed: a new process reads the journal and ends the transaction.
             ("Restart", Variant::from("on-failure")),
+            // A stop by hand would leave the node between two lanes with nobody who ends it; a shutdown still may.
+            ("RefuseManualStop", Variant::from(true)),
             ("RestartUSec", Variant::from(200_000_u64)),
             ("StartLimitBurst", Variant::from(20_u32)),
             ("CollectMode", Variant::from("inactive-or-failed")),

@@ -1,5 +1,6 @@
 //! The weights of a node: `<root>/<model>@<rev>-<hash>/`, complete or absent.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
@@ -107,7 +108,8 @@ impl Store {
         let Some(proof) = fs::read(self.record(&name, "proof")).ok().and_then(|b| Proof::parse(&b)) else {
             return Ok(Presence::Unproved(vec![format!("{folder}: there is no record of a proof")]));
         };
-        let found = proof.differences(&set, &folder);
+        let mut found = proof.differences(&set, &folder);
+        found.extend(strangers(&set, &folder)?);
         Ok(if found.is_empty() { Presence::Proved(proof.how) } else { Presence::Unproved(found) })
     }
 
@@ -180,6 +182,9 @@ impl Store {
     /// When it is in use by another process, or files cannot be moved.
     pub fn take_back(&self, manifest: &WeightsManifest, bad: &[Bad]) -> Result<(), WeightsError> {
         let (name, folder) = (manifest.store_name(), self.folder(manifest));
+        if let Some(stranger) = strangers(&BlobSet::of_manifest(manifest)?, &folder)?.into_iter().next() {
+            return Err(WeightsError::Refused(stranger));
+        }
         let staging = self.staging(manifest, &|_| true)?;
         remove_file(&self.record(&name, "proof"))?;
         let data = staging.data();
@@ -367,4 +372,28 @@ fn remove_file(path: &Utf8Path) -> Result<(), WeightsError> {
 #[must_use]
 pub fn short(id: &Sha) -> String {
     id.to_string().chars().take(12).collect()
+}
+/// What lies in a published folder and is not of its manifest: an engine would read a configuration or code there.
+fn strangers(set: &BlobSet, folder: &Utf8Path) -> Result<Vec<String>, WeightsError> {
+    let wanted: BTreeSet<&str> = set.blobs().iter().map(|blob| blob.path.as_str()).collect();
+    let holds = |dir: &str| {
+        wanted.range(format!("{dir}/").as_str()..).next().is_some_and(|p| p.starts_with(&format!("{dir}/")))
+    };
+    let (mut found, mut todo) = (Vec::new(), vec![String::new()]);
+    while let Some(dir) = todo.pop() {
+        let at = folder.join(&dir);
+        for entry in at.read_dir_utf8().map_err(WeightsError::file("list", &at))? {
+            let entry = entry.map_err(WeightsError::file("list", &at))?;
+            let path =
+                if dir.is_empty() { entry.file_name().to_owned() } else { format!("{dir}/{}", entry.file_name()) };
+            let is_dir = entry.file_type().is_ok_and(|t| t.is_dir());
+            match (is_dir, wanted.contains(path.as_str())) {
+                (false, true) => {}
+                (true, _) if holds(&path) => todo.push(path),
+                _ => found.push(format!("{}: is not of the manifest; move it away", entry.path())),
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
 }

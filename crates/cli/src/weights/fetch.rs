@@ -24,7 +24,7 @@ pub struct Server {
     /// Address of the hub.
     #[arg(long, value_name = "URL", env = "HF_ENDPOINT", default_value = HUB)]
     endpoint: String,
-    /// File with a token, readable by its owner only; it is sent to the endpoint and to no other host.
+    /// File with a token, readable by its owner only; it is sent to the server that is asked (the endpoint, or --mirror) and to no other host.
     #[arg(long, value_name = "FILE")]
     token_file: Option<Utf8PathBuf>,
     /// Host that may be spoken to without TLS; repeat it for more.
@@ -115,6 +115,9 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
             let why = why.first().cloned().unwrap_or_default();
             eprintln!("{why}; every byte is read");
             let bad = store.verify(&manifest, sparklane_weights::agent::threads(), &|_| true)?;
+            if let (true, Presence::Unproved(why)) = (bad.is_empty(), store.presence(&manifest)?) {
+                return Err(WeightsError::Refused(why.join("; ")));
+            }
             if bad.is_empty() {
                 there(&args.place, &manifest, &format!("{folder} is proved"))?;
                 return Ok(ExitCode::SUCCESS);

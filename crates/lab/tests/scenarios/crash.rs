@@ -175,6 +175,25 @@ fn ssh_killed_in_the_window_is_connected_again_deploy_rs_390() {
     assert!(rig.one_release("lab-hold") > before);
 }
 
+#[test]
+#[ignore = "needs the lab"]
+fn a_transactions_process_cannot_be_stopped_by_hand_for_good() {
+    let rig = Rig::on_a();
+    let (client, before) = in_the_window(&rig, &[]);
+    let unit = "$(systemctl list-units --quiet --plain --no-legend 'sparklane-txn@*' | cut -d' ' -f1)";
+    for node in NODES {
+        assert!(!rig.try_sh(node, &format!("systemctl stop {unit}")), "{node}: it was stopped");
+        rig.sh(node, &format!("systemctl kill --signal=TERM {unit}"));
+    }
+    let said = client.wait();
+    rig.quiet(60);
+    match (said.code, said.text("verdict")) {
+        (0, "committed") => assert!(rig.one_release("lab-hold") > before),
+        (3, "rolled-back") => assert_eq!(rig.one_release("lab-a"), before),
+        _ => panic!("{said:#?}\n{}", rig.story()),
+    }
+}
+
 /// After power is back, the lane that starts is the old one, and it starts after the transaction was ended.
 fn after_power(rig: &Rig, before: u64, cut: &[&str]) {
     assert_eq!(rig.comes_to_one_release("lab-a", 60), before);
