@@ -102,6 +102,11 @@ fn an_image_is_pulled_once_and_only_what_is_missing() {
     let layout = Layout::open(&to).unwrap();
     std::fs::remove_file(layout.own_path(&image.layers[1])).unwrap();
     assert_eq!(numbers(&pull().1), [1, 2000, 2]);
+    // Damage of the same size is found when it is asked for.
+    std::fs::write(layout.own_path(&image.layers[1]), vec![b'x'; 2000]).unwrap();
+    let (code, done, stderr) = run(&["image", "pull", &reference, "--layout", to.as_str(), "--check", "--json"]);
+    assert_eq!((code, numbers(&done)), (0, [1, 2000, 2]), "{stderr}");
+    assert!(stderr.contains("fetched anew"), "{stderr}");
     assert_eq!(layout.list().unwrap()[0].0.as_deref(), Some(reference.as_str()));
 }
 

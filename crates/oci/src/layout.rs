@@ -137,7 +137,9 @@ impl Layout {
     #[must_use]
     pub fn blob_path(&self, digest: &Digest) -> Option<Utf8PathBuf> {
         let shared = self.shared.iter().map(|dir| dir.join(digest.hex()));
-        std::iter::once(self.own_path(digest)).chain(shared).find(|path| path.is_file())
+        // A link may lead out of the layout, and this is served to others.
+        let is_file = |path: &Utf8PathBuf| path.symlink_metadata().is_ok_and(|m| m.is_file());
+        std::iter::once(self.own_path(digest)).chain(shared).find(is_file)
     }
 
     /// True when the blob is here or shared.

@@ -80,6 +80,19 @@ fn a_blob_that_lies_is_found() {
     assert!(matches!(layout.prove_blob(&Descriptor::of("x", b"{}")), Err(OciError::SizeMismatch { .. })));
 }
 
+/// Whoever may write into the folder must not read other files through a server that may.
+#[test]
+fn a_link_is_no_blob() {
+    let f = fixture();
+    let layout = Layout::open_or_create(&f.root).unwrap();
+    let digest = crate::digest::of(b"elsewhere");
+    std::os::unix::fs::symlink("/etc/passwd", layout.own_path(&digest)).unwrap();
+    assert!(!layout.has(&digest));
+    assert!(matches!(layout.open_blob(&digest), Err(OciError::BlobMissing { .. })));
+    layout.write_blob(b"elsewhere").unwrap();
+    assert_eq!(layout.read_document(&digest).unwrap(), b"elsewhere", "the link gave way");
+}
+
 #[test]
 fn an_index_names_only_what_is_there() {
     let f = fixture();

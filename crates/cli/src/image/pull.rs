@@ -6,7 +6,7 @@ use camino::Utf8PathBuf;
 use serde::Serialize;
 use sparklane_oci::fetch::fetch_image;
 use sparklane_oci::registry::PullOptions;
-use sparklane_oci::{Digest, Layout, OciError, Platform, Reference};
+use sparklane_oci::{Digest, Layout, Manifest, OciError, Platform, Reference};
 
 use super::common::{Reach, STORE, answer, block_on, platform, progress, rate, size};
 
@@ -30,6 +30,9 @@ pub struct Args {
     /// Most bytes per second, e.g. 50M.
     #[arg(long, value_name = "RATE", value_parser = rate)]
     limit_rate: Option<u64>,
+    /// Read what was there already, too, and fetch anew what is not what its name says.
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     reach: Reach,
     /// Print one JSON object on stdout.
@@ -73,7 +76,10 @@ fn pull(args: &Args) -> Result<Done, OciError> {
     let registry = args.reach.registry()?;
     let layout = Layout::open_or_create(&args.layout)?;
     let options = PullOptions { parallel: args.parallel.into(), rate: args.limit_rate, progress: progress(args.json) };
-    let (found, pulled) = block_on(fetch_image(&registry, &reference, &args.platform, &layout, &options))?;
+    let (mut found, mut pulled) = block_on(fetch_image(&registry, &reference, &args.platform, &layout, &options))?;
+    if args.check && remove_wrong(&layout, &found.manifest)? {
+        (found, pulled) = block_on(fetch_image(&registry, &reference, &args.platform, &layout, &options))?;
+    }
     Ok(Done {
         reference: reference.to_string(),
         layout: args.layout.clone(),
@@ -84,4 +90,21 @@ fn pull(args: &Args) -> Result<Done, OciError> {
         bytes: pulled.bytes,
         present: pulled.present,
     })
+}
+
+/// Removes blobs of an image that are damaged; true when there were any.
+fn remove_wrong(layout: &Layout, manifest: &Manifest) -> Result<bool, OciError> {
+    let mut any = false;
+    for blob in manifest.blobs() {
+        match layout.prove_blob(blob) {
+            Err(error @ (OciError::DigestMismatch { .. } | OciError::SizeMismatch { .. })) => {
+                eprintln!("{error}; it is fetched anew");
+                let path = layout.own_path(&blob.digest);
+                std::fs::remove_file(&path).map_err(OciError::io("remove", &path))?;
+                any = true;
+            }
+            proved => proved?,
+        }
+    }
+    Ok(any)
 }
