@@ -216,8 +216,20 @@ pub fn gather(
         }
     }
     let pulled = source.fetch(layout, &blobs, &|event| watch.blob(event))?;
-    fetch::list(layout, &manifest, &config, &wanted.reference)?;
+    enter(layout, &manifest, &config, &wanted.reference)?;
     Ok((manifest, config, pulled))
+}
+
+/// Lists an image that is whole. An entry that is there stays, as it may say that the image was adopted; and an image made
+/// on a base has the base's reference, which goes on to mean the base.
+fn enter(layout: &Layout, manifest: &Manifest, config: &Config, reference: &str) -> Result<(), OciError> {
+    let listed = layout.list()?;
+    if listed.iter().any(|(_, d)| d.digest == *manifest.digest()) {
+        return Ok(());
+    }
+    let taken = listed.iter().any(|(name, _)| name.as_deref() == Some(reference));
+    let name = if taken { format!("{reference}@{}", manifest.digest()) } else { reference.to_owned() };
+    fetch::list(layout, manifest, config, &name)
 }
 
 /// Copies a blob from one layout to another and proves it on the way.
