@@ -324,7 +324,7 @@ fn layered_upon_the_adopted(rig: Rig, pin: &Value) -> Rig {
     std::fs::write(root.join("header.cuh"), &header).unwrap();
     std::fs::write(root.join("lab-layered.json"), spec.to_string()).unwrap();
     let build = format!(
-        "cd /root && {TOOL} image adopt my-vllm:fixed --pins images/pins --scan --json >/dev/null && \
+        "cd /root && rm -rf layered && {TOOL} image adopt my-vllm:fixed --pins images/pins --scan --json >/dev/null && \
          {TOOL} image build lab-layered.json --pins images/pins --out layered --record images/lab-layered.pin.json --json"
     );
     let built: Value = serde_json::from_str(&rig.sh("head", &build)).unwrap();
