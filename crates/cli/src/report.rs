@@ -1,5 +1,7 @@
 //! What people and programs see: logs, verdicts, exit codes.
 
+use std::io::IsTerminal as _;
+
 use clap::ValueEnum;
 
 /// How log lines look.
@@ -16,6 +18,7 @@ pub fn start_log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let builder = builder.with_ansi(std::io::stderr().is_terminal());
     // What it says about a closed stderr goes there too, and would end the program.
     let builder = builder.log_internal_errors(false);
     match format {

@@ -63,7 +63,7 @@ pub struct FetchArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=32))]
     connections: u8,
     /// Most megabytes per second.
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
     #[command(flatten)]
     server: Server,

@@ -26,7 +26,7 @@ pub struct SendArgs {
     #[arg(long)]
     seal: bool,
     /// Most megabytes per second and receiver.
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..))]
     rate: Option<u64>,
     /// Leave disk and cores to an engine that serves.
     #[arg(long)]
