@@ -86,8 +86,15 @@ fn torn_journal_and_leftover_temporary_files_are_told_and_hinder_nobody_system_m
     client.wait();
     for node in NODES {
         let unit = format!("sparklane-txn@{}.service", rig.txns(node).pop().unwrap());
-        // Two signals: the unit is down before systemd can start it anew.
-        rig.sh(node, &format!("systemctl kill -s KILL {unit}; systemctl stop {unit}; true"));
+        // Two signals: the unit is down before systemd can start it anew. By itself it refuses to be stopped.
+        let allow = format!("/run/systemd/system/{unit}.d");
+        rig.sh(
+            node,
+            &format!(
+                "mkdir -p {allow} && printf '[Unit]\\nRefuseManualStop=no\\n' > {allow}/allow.conf && systemctl daemon-reload; \
+                 systemctl kill -s KILL {unit}; systemctl stop {unit}; rm -r {allow}; systemctl daemon-reload"
+            ),
+        );
         assert_eq!(rig.state(node).as_deref(), Some("switched"), "{node}");
     }
     let file = rig.journal_file("worker", &rig.txns("worker").pop().unwrap());
