@@ -13,9 +13,9 @@ use sparklane_deploy::progress::{self, Observer, Quiet};
 use sparklane_deploy::{ClusterStatus, DeployError, DeployOptions, Flow, Site, Subject, Target, Verdict};
 use sparklane_lane::NodeName;
 use sparklane_txn::Goal;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::SignalKind;
 
-use crate::say;
+use crate::{say, signals};
 
 /// Which cluster, and how its nodes are reached.
 #[derive(Debug, Clone, Args)]
@@ -254,27 +254,15 @@ pub fn rollback(args: RollbackArgs) -> miette::Result<ExitCode> {
 
 /// Ctrl-C once: the nodes go back now. Twice: this program ends, and they go back at their deadline.
 fn watch_interrupts() -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut interrupt, mut terminate) = {
-        let _inside = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    let stop = || {
+        if cancel::ask() {
+            eprintln!("left: a transaction that is under way ends at its deadline; look: sparklane status");
+            std::process::exit(130);
+        }
+        eprintln!("interrupted: ending at the next safe point; once more leaves the nodes to their deadline");
     };
-    std::thread::spawn(move || {
-        runtime.block_on(async {
-            loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
-                if cancel::ask() {
-                    eprintln!("left: a transaction that is under way ends at its deadline; look: sparklane status");
-                    std::process::exit(130);
-                }
-                eprintln!("interrupted: ending at the next safe point; once more leaves the nodes to their deadline");
-            }
-        });
-    });
-    Ok(())
+    signals::on(SignalKind::interrupt(), stop)?;
+    signals::on(SignalKind::terminate(), stop)
 }
 
 fn go(reach: &Reach, how: &How, target: &Target) -> ExitCode {

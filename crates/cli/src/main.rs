@@ -15,6 +15,7 @@ mod parts;
 #[cfg(test)]
 mod reference;
 mod report;
+mod signals;
 mod txn;
 mod weights;
 
@@ -131,10 +132,9 @@ fn usage_object(why: &str, moves: bool) -> ExitCode {
     let whole = || {
         let about = sparklane_deploy::Subject::default();
         let verdict = sparklane_deploy::Verdict::plain(&about, VerdictKind::Usage, Some(why.to_owned()));
-        serde_json::to_value(verdict).ok()
+        serde_json::to_string(&verdict).ok()
     };
-    let short = || serde_json::json!({"verdict": "usage", "exitCode": 2, "why": why});
-    println!("{}", moves.then(whole).flatten().unwrap_or_else(short));
+    println!("{}", moves.then(whole).flatten().unwrap_or_else(|| report::Failure::of(2, why).json()));
     ExitCode::from(2)
 }
 

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 use serde::Serialize;
+use sparklane_engine::state::STATE_FILE;
 use sparklane_host::stage::{StageRequest, stage};
 use sparklane_host::status::NodeStatus;
 use sparklane_host::units::Systemd;
@@ -61,11 +62,17 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     Ok(exit(done))
 }
 
-/// The node's state, and what the weights part says of its weights.
+/// The node's state, with what the weights part and the engine's supervisor say.
 fn node_status(paths: &HostPaths) -> Result<NodeStatus, HostError> {
     let mut found = status::read(paths, &Systemd, env!("CARGO_PKG_VERSION"))?;
     if let (Some(side), Some(generation)) = (&found.current, &found.generation) {
         found.weights = crate::weights::gate::status(generation, &paths.in_store(&side.path));
+    }
+    if let Some(engine) = sparklane_engine::state::read(STATE_FILE.as_ref()) {
+        let up = found.engine.as_ref().is_some_and(|e| e.active == "active");
+        let other = found.generation.as_ref().filter(|_| up).and_then(|g| engine.other_than(g));
+        found.engine_of = other.map(ToString::to_string);
+        found.waits_for_ranks = engine.waits_for_ranks();
     }
     Ok(found)
 }

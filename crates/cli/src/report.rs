@@ -33,3 +33,33 @@ pub fn start_log(format: LogFormat) {
 pub struct Usage(pub String);
 
 impl miette::Diagnostic for Usage {}
+
+/// What a command says that nothing came of, where it has no answer of a shape of its own.
+#[derive(Debug, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Failure<'a> {
+    /// By the exit code.
+    pub verdict: &'static str,
+    /// As in every command: 1 refused, 2 usage, 3 failed, 5 busy.
+    pub exit_code: u8,
+    /// Why.
+    pub why: &'a str,
+}
+
+impl<'a> Failure<'a> {
+    /// The failure of an exit code.
+    pub fn of(exit_code: u8, why: &'a str) -> Self {
+        let verdict = match exit_code {
+            2 => "usage",
+            3 => "failed",
+            5 => "busy",
+            _ => "refused",
+        };
+        Self { verdict, exit_code, why }
+    }
+
+    /// One line of JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}

@@ -78,16 +78,7 @@ const FOLLOW: Duration = Duration::from_secs(120);
 /// systemd takes death by SIGTERM for a wanted end and starts nothing; as a failure it is a crash like any other, and the
 /// next process ends the transaction by its journal.
 fn fail_on_terminate() -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut terminate = {
-        let _inside = runtime.enter();
-        tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?
-    };
-    std::thread::spawn(move || {
-        runtime.block_on(terminate.recv());
-        std::process::exit(143);
-    });
-    Ok(())
+    crate::signals::on(tokio::signal::unix::SignalKind::terminate(), || std::process::exit(143))
 }
 
 /// Runs the subcommand. Exit codes: 0 done, 1 refused, 4 in doubt or stuck, 5 busy.

@@ -237,13 +237,7 @@ mod tests {
 
     fn row(node: &str, at: Option<&str>, active: &str) -> NodeRow {
         let side = |p: &str| Side { path: path(p).parse().unwrap(), generation: "0".repeat(64).parse().unwrap() };
-        let engine = UnitStatus {
-            active: active.into(),
-            sub: "running".into(),
-            active_since: 1,
-            result: "success".into(),
-            text: String::new(),
-        };
+        let engine = UnitStatus { active: active.into(), sub: "running".into(), ..UnitStatus::default() };
         let status = NodeStatus {
             current: at.map(side),
             releases: vec![release(1, [&path("a"), &path("b")]), release(2, [&path("c"), &path("d")])],

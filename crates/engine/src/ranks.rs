@@ -47,7 +47,7 @@ pub struct Joined<'a> {
 impl UnitStates for Joined<'_> {
     fn state(&self, unit: &str) -> Result<UnitState, String> {
         let mut now = self.units.state(unit)?;
-        let waits = state::read(&self.state_file).is_some_and(|e| e.phase == Phase::WaitPeer);
+        let waits = state::read(&self.state_file).is_some_and(|e| e.waits_for_ranks());
         if now.active == "active" && waits {
             now.active = "activating".into();
             now.status_text = "this rank waits for the others, so it is not the one that the head serves with".into();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use sparklane_lane::{LaneName, NodeName, Role};
+use sparklane_lane::{Generation, LaneName, NodeName, Role};
 
 use crate::phase::Phase;
 
@@ -41,6 +41,21 @@ pub struct EngineState {
     pub pid: u32,
 }
 
+impl EngineState {
+    /// True while this node's rank waits for the others.
+    #[must_use]
+    pub fn waits_for_ranks(&self) -> bool {
+        self.phase == Phase::WaitPeer
+    }
+
+    /// The lane of what was started, when that is not what this generation launches. An older supervisor does not say.
+    #[must_use]
+    pub fn other_than(&self, generation: &Generation) -> Option<&LaneName> {
+        let other = !self.launch.is_empty() && generation.launch().is_ok_and(|launch| launch != self.launch);
+        other.then_some(&self.lane)
+    }
+}
+
 /// Writes the state so that a reader sees the old or the new one. A failure is logged: the state is a courtesy.
 pub fn write(path: &Path, state: &EngineState) {
     let next = path.with_extension("json.new");
@@ -60,4 +75,37 @@ pub fn write(path: &Path, state: &EngineState) {
 #[must_use]
 pub fn read(path: &Path) -> Option<EngineState> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::load::tests::sample;
+
+    #[test]
+    fn an_engine_of_another_launch_is_told_and_gates_do_not_make_one() {
+        let started = sample("head");
+        let mut engine = EngineState {
+            lane: started.lane.clone(),
+            launch: started.launch().unwrap(),
+            node: started.node.clone(),
+            role: started.role,
+            container: "c".into(),
+            container_id: None,
+            phase: Phase::WaitPeer,
+            percent: None,
+            ready: false,
+            cause: None,
+            exit_code: None,
+            pid: 1,
+        };
+        assert!(engine.waits_for_ranks());
+        let mut other = started.clone();
+        other.gates.clear();
+        assert_eq!(engine.other_than(&other), None);
+        other.engine.argv.push("--max-num-seqs".into());
+        assert_eq!(engine.other_than(&other), Some(&started.lane));
+        engine.launch.clear();
+        assert_eq!(engine.other_than(&other), None, "an older supervisor does not say");
+    }
 }

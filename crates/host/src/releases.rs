@@ -1,11 +1,12 @@
 //! The cluster's releases, as files on each node that committed them; the head's are the truth.
 
 use camino::Utf8Path;
-use sparklane_lane::{Release, StorePath};
+use sparklane_lane::{Generation, Release, StorePath};
 
 use crate::error::HostError;
 use crate::files;
 use crate::paths::HostPaths;
+use crate::{closure, profile, txns};
 
 /// All releases, oldest first. Damaged files are left out (see [`damaged`]); a release is written whole or not at all.
 ///
@@ -40,6 +41,20 @@ pub fn complete(paths: &HostPaths) -> Result<Vec<Release>, HostError> {
             Err(HostError::Content { path: paths.releases(), why })
         }
     }
+}
+
+/// What this node must keep: all its releases, and the generation that it is on.
+///
+/// # Errors
+/// As [`complete`]; when the generation cannot be read; and while a transaction is open, whose other generation is named
+/// nowhere yet.
+pub fn in_use(paths: &HostPaths) -> Result<(Vec<Release>, Option<Generation>), HostError> {
+    if let Some(open) = txns::list(paths)?.iter().find(|t| t.is_open()) {
+        return Err(HostError::Refused(format!("transaction {} is open", open.id)));
+    }
+    let current = profile::current(paths)?;
+    let generation = current.map(|side| closure::generation(&paths.in_store(&side.path))).transpose()?;
+    Ok((complete(paths)?, generation))
 }
 
 /// The highest number that any record or root bears, readable or not: a further release must be above it.

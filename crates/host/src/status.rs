@@ -90,10 +90,11 @@ pub struct NodeStatus {
     pub damaged_releases: Vec<String>,
     /// The engine's unit.
     pub engine: Option<UnitStatus>,
-    /// True when the engine's supervisor says that its rank waits for the others.
+    /// True when the engine's supervisor says that its rank waits for the others; the engine part fills it in.
     #[serde(default)]
     pub waits_for_ranks: bool,
-    /// The lane of an engine that still runs another launch than the generation's, as after `deploy --boot`.
+    /// The lane of an engine that still runs another launch than the generation's, as after `deploy --boot`; the engine
+    /// part fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_of: Option<String>,
     /// The generation's weights; `None` when it has none, or an older tool answers.
@@ -119,9 +120,6 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
     let generation = current.as_ref().map(|side| closure::generation(&paths.in_store(&side.path))).transpose()?;
     let all = txns::list(paths)?;
     let drift = generation.as_ref().map_or_else(Vec::new, |g| drift(paths, g));
-    let (engine, supervisor) = (units.status(ENGINE_UNIT).ok(), Supervisor::read(paths));
-    let up = engine.as_ref().is_some_and(|e| e.active == "active");
-    let engine_of = generation.as_ref().filter(|_| up).and_then(|g| supervisor.other(g));
     Ok(NodeStatus {
         tool: tool.to_owned(),
         boot: BootClock::new().now().boot,
@@ -135,9 +133,9 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         releases: known_releases(paths, &all)?,
         last_number: releases::last_number(paths),
         damaged_releases: releases::damaged(paths),
-        engine_of,
-        engine,
-        waits_for_ranks: supervisor.phase == WAITS,
+        engine: units.status(ENGINE_UNIT).ok(),
+        waits_for_ranks: false,
+        engine_of: None,
         weights: None,
         drift,
         decision_key: peer::public_key_if_any(paths),
@@ -158,31 +156,6 @@ fn known_releases(paths: &HostPaths, all: &[txns::Txn]) -> Result<Vec<Release>, 
     }
     releases.sort_by_key(|r| r.number);
     Ok(releases)
-}
-
-/// The phase in the state file of the engine's supervisor (`engine::state`) that means: at the rendezvous.
-pub const WAITS: &str = "WAIT_PEER";
-
-/// What the engine's supervisor says of itself; nothing when it never ran.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Supervisor {
-    phase: String,
-    lane: String,
-    launch: String,
-}
-
-impl Supervisor {
-    fn read(paths: &HostPaths) -> Self {
-        let read = || serde_json::from_slice(&std::fs::read(paths.run.join("engine.json")).ok()?).ok();
-        read().unwrap_or_default()
-    }
-
-    /// The lane of what it started, when that is not this generation. An older supervisor does not say.
-    fn other(&self, generation: &Generation) -> Option<String> {
-        let known = !self.launch.is_empty() && generation.launch().is_ok_and(|launch| launch != self.launch);
-        known.then(|| self.lane.clone())
-    }
 }
 
 fn damaged(paths: &HostPaths, txn: &txns::Txn) -> Option<DamagedTxn> {

@@ -8,7 +8,7 @@ use zbus::{OwnedObjectPath, Variant};
 use crate::error::HostError;
 
 /// `ActiveState` and what explains it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct UnitStatus {
     /// `active`, `activating`, `inactive`, `failed`, ….

@@ -40,6 +40,19 @@ pub enum Presence {
     Absent,
 }
 
+impl Presence {
+    /// Its word in answers.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Proved(_) => "proved",
+            Self::Unproved(_) => "unproved",
+            Self::Partial => "partial",
+            Self::Absent => "absent",
+        }
+    }
+}
+
 /// A manifest's folder in a store.
 #[derive(Debug, Clone)]
 pub struct Entry {

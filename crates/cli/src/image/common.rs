@@ -12,6 +12,8 @@ use serde::Serialize;
 use sparklane_oci::registry::{Credentials, Event, Http, Registry, RegistryError, Timeouts};
 use sparklane_oci::{Digest, OciError, Platform};
 
+use crate::report::Failure;
+
 /// Where a node keeps images.
 pub const STORE: &str = "/var/lib/sparklane/images";
 
@@ -79,14 +81,6 @@ pub fn exit_code(error: &OciError) -> u8 {
     }
 }
 
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Failure {
-    verdict: &'static str,
-    exit_code: u8,
-    why: String,
-}
-
 /// Shows the answer or the failure, as JSON or as text, and gives the exit code.
 pub fn answer<T: Serialize>(json: bool, done: Result<T, OciError>, text: impl Fn(&T) -> String) -> ExitCode {
     match done {
@@ -96,15 +90,14 @@ pub fn answer<T: Serialize>(json: bool, done: Result<T, OciError>, text: impl Fn
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let exit_code = exit_code(&error);
-            let verdict = if exit_code == 3 { "failed" } else { "refused" };
+            let why = error.to_string();
+            let failure = Failure::of(exit_code(&error), &why);
             if json {
-                let failure = Failure { verdict, exit_code, why: error.to_string() };
-                println!("{}", serde_json::to_string(&failure).unwrap_or_default());
+                println!("{}", failure.json());
             } else {
-                eprintln!("{verdict}: {error}");
+                eprintln!("{}: {why}", failure.verdict);
             }
-            ExitCode::from(exit_code)
+            ExitCode::from(failure.exit_code)
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use camino::Utf8PathBuf;
 use serde::Serialize;
-use sparklane_host::{HostPaths, lock, profile, releases, txns};
+use sparklane_host::{HostPaths, lock, releases};
 use sparklane_oci::docker::{Docker, SOCKET};
 use sparklane_oci::gc::{Plan, carry_out, plan};
 use sparklane_oci::node::{PORT, REPOSITORY, tag_of};
@@ -91,17 +91,8 @@ fn collect(args: &Args, paths: &HostPaths) -> Result<Done, OciError> {
 
 /// Manifests that releases, the current generation and open transactions name.
 fn in_use(paths: &HostPaths) -> Result<BTreeSet<Digest>, OciError> {
-    let odd = |e: sparklane_host::HostError| OciError::document("releases", e.to_string());
-    if let Some(open) = txns::list(paths).map_err(odd)?.iter().find(|t| t.is_open()) {
-        return Err(OciError::document("releases", format!("transaction {} is open", open.id)));
-    }
-    let mut keep: BTreeSet<Digest> =
-        releases::complete(paths).map_err(odd)?.into_iter().filter_map(|r| r.image).collect();
-    if let Some(current) = profile::current(paths).map_err(odd)? {
-        let generation = sparklane_host::closure::generation(&paths.in_store(&current.path)).map_err(odd)?;
-        keep.extend(generation.image.manifest);
-    }
-    Ok(keep)
+    let (releases, generation) = releases::in_use(paths).map_err(|e| OciError::document("releases", e.to_string()))?;
+    Ok(releases.into_iter().filter_map(|r| r.image).chain(generation.and_then(|g| g.image.manifest)).collect())
 }
 
 fn confirmed(plan: &Plan) -> bool {

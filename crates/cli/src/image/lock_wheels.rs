@@ -1,13 +1,13 @@
 //! `sparklane image lock-wheels`: pip resolves, for the target instead of for this machine; the lock has names and hashes only.
 
 use std::fs;
-use std::io::Write as _;
 use std::process::{Command, ExitCode};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde_json::{Value, json};
 use sparklane_oci::OciError;
-use sparklane_oci::wheel::{Arch, Lock, Target};
+use sparklane_oci::layout::write_atomic;
+use sparklane_oci::wheel::{Arch, Lock, Target, glibc_version, python_minor};
 
 use super::common::{answer, size};
 
@@ -47,7 +47,7 @@ pub struct Args {
 }
 
 fn minor(text: &str) -> Result<u32, String> {
-    text.strip_prefix("cp3").and_then(|m| m.parse().ok()).ok_or_else(|| "is no tag like cp312".into())
+    python_minor(text).ok_or_else(|| "is no tag like cp312".into())
 }
 
 fn arch(text: &str) -> Result<Arch, String> {
@@ -56,8 +56,7 @@ fn arch(text: &str) -> Result<Arch, String> {
 }
 
 fn glibc(text: &str) -> Result<(u32, u32), String> {
-    let parts = text.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts.filter(|(major, _)| *major == 2).ok_or_else(|| "is no version like 2.28".into())
+    glibc_version(text).filter(|(major, _)| *major == 2).ok_or_else(|| "is no version like 2.28".into())
 }
 
 /// Runs it.
@@ -88,21 +87,9 @@ fn locked(args: &Args) -> Result<Lock, OciError> {
             fs::rename(folder.join(&row.file), &to).map_err(OciError::io("move a wheel to", &to))?;
         }
     }
-    write(&lock, &args.out)?;
+    let text = lock.text().map_err(|e| OciError::document(args.out.as_str(), e.to_string()))?;
+    write_atomic(&args.out, text.as_bytes())?;
     Ok(lock)
-}
-
-/// Whole or not at all: a lock that is cut off would be refused, but the old one would be gone.
-fn write(lock: &Lock, out: &Utf8Path) -> Result<(), OciError> {
-    let parent = out.parent().filter(|p| !p.as_str().is_empty()).unwrap_or(Utf8Path::new("."));
-    let text = lock.text().map_err(|e| OciError::document(out.as_str(), e.to_string()))?;
-    let mut file = tempfile::Builder::new()
-        .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))
-        .tempfile_in(parent)
-        .map_err(OciError::io("write", out))?;
-    file.write_all(text.as_bytes()).map_err(OciError::io("write", out))?;
-    file.persist(out).map_err(|e| OciError::io("write", out)(e.error))?;
-    Ok(())
 }
 
 /// What `; markers` of requirements are judged by (PEP 508).

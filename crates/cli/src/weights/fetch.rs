@@ -115,10 +115,10 @@ pub fn fetch(args: &FetchArgs) -> Result<ExitCode, WeightsError> {
             let why = why.first().cloned().unwrap_or_default();
             eprintln!("{why}; every byte is read");
             let bad = store.verify(&manifest, sparklane_weights::agent::threads(), &|_| true)?;
-            if let (true, Presence::Unproved(why)) = (bad.is_empty(), store.presence(&manifest)?) {
-                return Err(WeightsError::Refused(why.join("; ")));
-            }
             if bad.is_empty() {
+                if let Presence::Unproved(why) = store.presence(&manifest)? {
+                    return Err(WeightsError::Refused(why.join("; ")));
+                }
                 there(&args.place, &manifest, &format!("{folder} is proved"))?;
                 return Ok(ExitCode::SUCCESS);
             }

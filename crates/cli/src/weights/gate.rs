@@ -45,10 +45,13 @@ pub fn check(generation: &Generation, closure: &Utf8Path) -> Result<(), String> 
 pub fn status(generation: &Generation, closure: &Utf8Path) -> Option<WeightsStatus> {
     let wanted = generation.weights.as_ref()?;
     let (state, why) = match presence(wanted, &closure.join("weights.json")) {
-        Ok(Presence::Proved(_)) => ("proved", None),
-        Ok(Presence::Unproved(why)) => ("unproved", why.into_iter().next()),
-        Ok(Presence::Partial) => ("partial", None),
-        Ok(Presence::Absent) => ("absent", None),
+        Ok(found) => (
+            found.word(),
+            match found {
+                Presence::Unproved(why) => why.into_iter().next(),
+                _ => None,
+            },
+        ),
         Err(why) => ("unknown", Some(why)),
     };
     let (model, manifest) = (wanted.model.clone(), wanted.manifest.clone());

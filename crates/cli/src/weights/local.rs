@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
-use sparklane_host::{HostPaths, profile, releases, txns};
+use sparklane_host::{HostPaths, releases};
 use sparklane_lane::{NodeName, WeightsManifest};
 use sparklane_weights::adopt;
 use sparklane_weights::proof::How;
@@ -97,13 +97,13 @@ pub struct Row {
 
 impl Row {
     fn new(name: String, presence: Presence) -> Self {
-        let (state, how, why) = match presence {
-            Presence::Proved(how) => ("proved", Some(how), Vec::new()),
-            Presence::Unproved(why) => ("unproved", None, why),
-            Presence::Partial => ("partial", None, Vec::new()),
-            Presence::Absent => ("absent", None, Vec::new()),
+        let state = presence.word().to_owned();
+        let (how, why) = match presence {
+            Presence::Proved(how) => (Some(how), Vec::new()),
+            Presence::Unproved(why) => (None, why),
+            Presence::Partial | Presence::Absent => (None, Vec::new()),
         };
-        Self { name, state: state.to_owned(), how, why, disk_bytes: None, manifest: None }
+        Self { name, state, how, why, disk_bytes: None, manifest: None }
     }
 
     /// One line for people.
@@ -292,17 +292,10 @@ pub fn gc(args: &GcArgs) -> Result<ExitCode, WeightsError> {
 
 /// Manifests that this node's generation and the releases that it keeps name.
 fn named_on(paths: &HostPaths) -> Result<Vec<String>, WeightsError> {
-    let unknown = |e: sparklane_host::HostError| WeightsError::Refused(format!("what is in use cannot be known: {e}"));
-    if let Some(open) = txns::list(paths).map_err(unknown)?.iter().find(|t| t.is_open()) {
-        return Err(WeightsError::Refused(format!("transaction {} is open", open.id)));
-    }
-    let mut named: Vec<String> =
-        releases::complete(paths).map_err(unknown)?.into_iter().filter_map(|r| r.weights).collect();
-    if let Some(side) = profile::current(paths).map_err(unknown)? {
-        let generation = sparklane_host::closure::generation(&paths.in_store(&side.path)).map_err(unknown)?;
-        named.extend(generation.weights.map(|w| w.manifest));
-    }
-    Ok(named)
+    let (releases, generation) =
+        releases::in_use(paths).map_err(|e| WeightsError::Refused(format!("what is in use cannot be known: {e}")))?;
+    let current = generation.and_then(|g| g.weights).map(|w| w.manifest);
+    Ok(releases.into_iter().filter_map(|r| r.weights).chain(current).collect())
 }
 
 fn confirmed(question: &str) -> Result<bool, WeightsError> {

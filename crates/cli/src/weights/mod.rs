@@ -17,6 +17,8 @@ use sparklane_lane::WeightsManifest;
 use sparklane_weights::WeightsError;
 use sparklane_weights::store::ROOT;
 
+use crate::report::Failure;
+
 /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
@@ -127,13 +129,7 @@ impl What {
 fn refused(json: bool, code: u8, why: &str) -> ExitCode {
     eprintln!("{why}");
     if json {
-        let verdict = match code {
-            2 => "usage",
-            3 => "failed",
-            5 => "busy",
-            _ => "refused",
-        };
-        println!("{}", serde_json::json!({ "verdict": verdict, "exitCode": code, "why": why }));
+        println!("{}", Failure::of(code, why).json());
     }
     ExitCode::from(code)
 }

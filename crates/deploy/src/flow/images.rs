@@ -276,8 +276,7 @@ mod tests {
     #[test]
     fn an_engine_that_waits_for_a_rank_without_an_image_is_not_disturbed() {
         let status = |active: &str, waits_for_ranks| {
-            let (sub, result, text) = ("start".into(), "success".into(), String::new());
-            let engine = UnitStatus { active: active.into(), sub, active_since: 0, result, text };
+            let engine = UnitStatus { active: active.into(), ..UnitStatus::default() };
             NodeStatus { engine: Some(engine), waits_for_ranks, ..NodeStatus::default() }
         };
         assert!(disturbed(&status("active", false)) && disturbed(&status("activating", false)));

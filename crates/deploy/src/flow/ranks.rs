@@ -73,13 +73,7 @@ mod tests {
     use sparklane_host::units::UnitStatus;
 
     fn status(active: &str, waits_for_ranks: bool) -> Option<NodeStatus> {
-        let engine = UnitStatus {
-            active: active.into(),
-            sub: "running".into(),
-            active_since: 1,
-            result: "success".into(),
-            text: String::new(),
-        };
+        let engine = UnitStatus { active: active.into(), ..UnitStatus::default() };
         Some(NodeStatus { engine: Some(engine), waits_for_ranks, ..NodeStatus::default() })
     }
 

@@ -15,6 +15,8 @@ mod first;
 mod images;
 mod model;
 mod network;
+#[path = "../../../weights/tests/support/noise.rs"]
+mod noise;
 mod operators;
 mod preflight;
 #[path = "../support/python.rs"]

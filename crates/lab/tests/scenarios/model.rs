@@ -8,6 +8,7 @@ use camino::Utf8PathBuf;
 use sparklane_lane::WeightsManifest;
 use sparklane_lane::weights::WeightsFile;
 
+use crate::noise::noise;
 use crate::support::{NODES, Rig, TOOL};
 
 pub const LANE: &str = "lab-weights";
@@ -30,27 +31,13 @@ pub struct Model {
     pub name: String,
 }
 
-/// Bytes that look random and are the same every time.
-fn noise(seed: usize, len: usize) -> Vec<u8> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(len + 8);
-    while bytes.len() < len {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
 impl Model {
     /// Lays the files out on the control machine, and puts manifest and lane into its flake. No node has any of it.
     pub fn publish(rig: &Rig) -> Self {
         let control = rig.lab.root("control").join("root");
         let mut files = Vec::new();
         for (seed, (path, len)) in FILES.iter().enumerate() {
-            let (bytes, place) = (noise(seed, *len), control.join("hub").join(path));
+            let (bytes, place) = (noise(seed as u64 + 1, *len), control.join("hub").join(path));
             fs::create_dir_all(place.parent().unwrap()).unwrap();
             fs::write(&place, &bytes).unwrap();
             files.push(WeightsFile {
@@ -125,7 +112,7 @@ impl Model {
     pub fn exact(&self, rig: &Rig, node: &str) {
         for (seed, (path, len)) in FILES.iter().enumerate() {
             let found = fs::read(self.folder(rig, node).join(path)).unwrap();
-            assert!(found == noise(seed, *len), "{node}: {path} has other bytes");
+            assert!(found == noise(seed as u64 + 1, *len), "{node}: {path} has other bytes");
         }
         assert!(!Self::store(rig, node).join(".partial").join(&self.name).exists(), "{node}");
     }

@@ -10,6 +10,7 @@ use crate::elf::{Collect, Elf};
 use crate::error::OciError;
 use crate::layer::TreePath;
 use crate::manifest::Platform;
+use crate::wheel::{Arch, glibc_version};
 
 /// What ELF files may need: grows with each layer of ours.
 #[derive(Debug)]
@@ -25,20 +26,12 @@ impl Binaries {
     /// What a base has. Without a tree index only the machine is known.
     #[must_use]
     pub fn new(platform: &Platform, index: Option<&TreeIndex>) -> Self {
-        let machine = match platform.architecture.as_str() {
-            "arm64" => Some(183),
-            "amd64" => Some(62),
-            _ => None,
-        };
-        let version = |text: &str| {
-            let (major, minor) = text.split_once('.')?;
-            Some((major.parse().ok()?, minor.split('.').next()?.parse().ok()?))
-        };
+        let machine = Arch::of_image(&platform.architecture).map(Arch::elf);
         let names = index.map(|index| {
             let libraries = index.libraries.iter().filter(|(_, l)| machine.is_none_or(|m| m == l.machine));
             libraries.flat_map(|(path, l)| [Some(base(path)), l.soname.clone()]).flatten().collect()
         });
-        Self { machine, glibc: index.and_then(|i| i.glibc.as_deref()).and_then(version), names }
+        Self { machine, glibc: index.and_then(|i| i.glibc.as_deref()).and_then(glibc_version), names }
     }
 
     /// Judges the ELF files of a layer of ours; they count as there for it and for later ones.

@@ -12,6 +12,9 @@ use crate::digest::Digest;
 use crate::manifest::{Config, Manifest};
 use crate::media::{Compression, Family, Kind};
 
+/// How the history of a config begins a row that this tool wrote.
+pub const OURS: &str = "sparklane: ";
+
 /// Most layers that the classic store of docker takes (R38).
 pub const LAYERS_MAX: usize = 125;
 /// Above this many the build warns.
@@ -96,7 +99,7 @@ fn make_config(base: &Config, spec: &Spec, layers: &[Added], warnings: &mut Vec<
     let mut history: Vec<Box<RawValue>> = tree.read("history")?.unwrap_or_default();
     fit_history(&mut history, base.diff_ids.len(), &created, warnings)?;
     for layer in layers {
-        history.push(row(&created, &format!("sparklane: {}", layer.title))?);
+        history.push(row(&created, &format!("{OURS}{}", layer.title))?);
     }
     tree.set("history", &history)?;
     tree.to_bytes()

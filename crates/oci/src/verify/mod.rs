@@ -16,14 +16,13 @@ pub use rules::{WHITEOUT, split};
 pub use tree::{Placed, Tree};
 pub use walk::{Item, Kind, Walked, walk};
 
+use crate::compose::config::OURS;
 use crate::digest::Digest;
 use crate::error::OciError;
 use crate::layout::Layout;
 use crate::manifest::{Config, Descriptor, Manifest, check_digest, check_size};
 use crate::media;
 
-/// How the history of a config begins a row that this tool wrote.
-pub const OURS: &str = "sparklane: ";
 /// Most layers that the classic store of docker takes (R38).
 const LAYERS_MAX: usize = 125;
 /// Above this many there is a notice.

@@ -130,9 +130,9 @@ impl Lock {
     /// # Errors
     /// A python or glibc that is none.
     pub fn target(&self) -> Result<Target, String> {
-        let minor = self.python.strip_prefix("cp3").and_then(|m| m.parse().ok());
+        let minor = name::python_minor(&self.python);
         let minor = minor.ok_or_else(|| format!("python {:?} is no tag like cp312", self.python))?;
-        let glibc = self.glibc.split_once('.').and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+        let glibc = name::glibc_version(&self.glibc);
         let glibc = glibc.ok_or_else(|| format!("glibc {:?} is no version like 2.28", self.glibc))?;
         Ok(Target { minor, arch: self.platform, glibc })
     }

@@ -16,7 +16,7 @@ pub mod zip;
 pub use error::WheelError;
 pub use install::{Distribution, Installed, Site, entries, install};
 pub use lock::{Lock, Locked};
-pub use name::{Arch, Target};
+pub use name::{Arch, Target, glibc_version, python_minor};
 pub use open::Wheel;
 pub use script::Interpreter;
 

@@ -43,6 +43,16 @@ impl Arch {
         }
     }
 
+    /// By an image's platform, as `arm64`.
+    #[must_use]
+    pub fn of_image(architecture: &str) -> Option<Self> {
+        match architecture {
+            "arm64" => Some(Self::Aarch64),
+            "amd64" => Some(Self::X86_64),
+            _ => None,
+        }
+    }
+
     /// `e_machine` of its ELF files.
     #[must_use]
     pub fn elf(self) -> u16 {
@@ -52,6 +62,22 @@ impl Arch {
         }
     }
 }
+
+/// Minor version of a CPython 3 by its tag, e.g. 12 of `cp312`.
+#[must_use]
+pub fn python_minor(tag: &str) -> Option<u32> {
+    tag.strip_prefix("cp3")?.parse().ok()
+}
+
+/// The two numbers of a glibc's version; what follows them does not count.
+#[must_use]
+pub fn glibc_version(text: &str) -> Option<(u32, u32)> {
+    let (major, rest) = text.split_once('.')?;
+    Some((major.parse().ok()?, rest.split('.').next()?.parse().ok()?))
+}
+
+/// Platform tags that are names of glibc 2 versions, by the minor one.
+const OLDER: [(&str, u32); 3] = [("manylinux2014", 17), ("manylinux2010", 12), ("manylinux1", 5)];
 
 /// What wheels must fit (R23).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +110,7 @@ impl Target {
         // manylinux begins with glibc 2.5, and on Arm with 2.17.
         let oldest = if self.arch == Arch::X86_64 { 5 } else { 17 };
         let numbered = (oldest..=self.glibc.1).rev().map(|minor| format!("manylinux_2_{minor}_{arch}"));
-        let older = [("manylinux2014", 17), ("manylinux2010", 12), ("manylinux1", 5)];
-        let older = older.iter().filter(|(_, minor)| (oldest..=self.glibc.1).contains(minor));
+        let older = OLDER.iter().filter(|(_, minor)| (oldest..=self.glibc.1).contains(minor));
         numbered.chain(older.map(|(tag, _)| format!("{tag}_{arch}"))).chain([format!("linux_{arch}")]).collect()
     }
 
@@ -110,16 +135,15 @@ impl Target {
         let Some(base) = platform.strip_suffix(self.arch.name()).and_then(|p| p.strip_suffix('_')) else {
             return false;
         };
-        let needs = match base {
-            "linux" => return true,
-            "manylinux1" => Some((2, 5)),
-            "manylinux2010" => Some((2, 12)),
-            "manylinux2014" => Some((2, 17)),
-            other => other
-                .strip_prefix("manylinux_")
-                .and_then(|v| v.split_once('_'))
-                .and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))),
+        if base == "linux" {
+            return true;
+        }
+        let older = OLDER.iter().find(|(name, _)| *name == base).map(|(_, minor)| (2, *minor));
+        let numbered = || {
+            let (major, minor) = base.strip_prefix("manylinux_")?.split_once('_')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
         };
+        let needs: Option<(u32, u32)> = older.or_else(numbered);
         needs.is_some_and(|v| v <= self.glibc)
     }
 }
