@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test says what is wrong by failing
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
 use std::sync::{Arc, Mutex};
@@ -17,6 +18,7 @@ use serde_json::{Value, json};
 use sparklane_engine::docker::Client;
 use sparklane_engine::notify::Notify;
 use sparklane_engine::run::{Setup, supervise};
+use sparklane_engine::watch::Guard;
 use sparklane_engine::{EngineError, state};
 use sparklane_lane::Generation;
 use tokio::sync::{Notify as Wake, mpsc};
@@ -208,6 +210,7 @@ impl Notify for Heard {
     fn stopping(&self) {
         self.0.lock().unwrap().push("STOPPING=1".into());
     }
+    fn extend(&self, _: Duration) {}
 }
 
 /// One run with its world.
@@ -218,6 +221,17 @@ struct Bench {
     generation: Generation,
     lines: Arc<Mutex<Vec<String>>>,
     stop: Arc<Wake>,
+    guard: Free,
+}
+
+/// A guard that lets the watchdog act, or never.
+#[derive(Clone, Copy)]
+struct Free(bool);
+
+impl Guard for Free {
+    fn may_act(&self) -> Result<Box<dyn Any + Send>, String> {
+        if self.0 { Ok(Box::new(())) } else { Err("someone deploys".into()) }
+    }
 }
 
 fn free_port() -> u16 {
@@ -239,6 +253,7 @@ impl Bench {
             generation: serde_json::from_value(value).unwrap(),
             lines: Arc::default(),
             stop: Arc::default(),
+            guard: Free(true),
         }
     }
 
@@ -255,7 +270,10 @@ impl Bench {
             notify: &*self.heard,
             sink: &mut sink,
             state_file: Some(self.dir.path().join("run/engine.json")),
+            evidence: Some(self.dir.path().join("evidence")),
             tool: "/tool".into(),
+            pair: None,
+            guard: Arc::new(self.guard),
         };
         let result = supervise(setup, self.stop.notified()).await;
         server.abort();
