@@ -63,6 +63,8 @@ const STOP_SLACK_SECS: u32 = 20;
 /// Seconds that systemd waits beyond the lane's budget: the supervisor's own word comes first and says more.
 const START_SLACK_SECS: u32 = 15;
 
+// Without the default dependencies no target waits for the engine: a head that waits for a node which is off for a night
+// must not keep its machine from having booted.
 fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
     let stop = stop_secs.saturating_add(STOP_SLACK_SECS);
     let start = start_secs.saturating_add(START_SLACK_SECS);
@@ -70,7 +72,12 @@ fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
         "\
 [Unit]
 Description=sparklane engine
+DefaultDependencies=no
+Conflicts=shutdown.target
+Before=shutdown.target
+Requires=sysinit.target
 Requires=sparklane-resolve.service
+After=sysinit.target basic.target
 After=sparklane-resolve.service docker.service network-online.target
 Wants=network-online.target
 RequiresMountsFor=/nix {STATE}
