@@ -1,7 +1,6 @@
 //! `sparklane engine`: the inside of `sparklane-engine.service`.
 
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,7 +9,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use miette::IntoDiagnostic as _;
 use sparklane_engine::docker::{Client, SOCKET};
 use sparklane_engine::run::{Setup, patience, supervise};
-use sparklane_engine::{EngineError, key, load, notify, state};
+use sparklane_engine::{EngineError, load, notify, state};
 
 /// Run, stop or look at this node's engine container.
 #[derive(Debug, ClapArgs)]
@@ -30,16 +29,6 @@ enum Command {
         /// Print one JSON object.
         #[arg(long)]
         json: bool,
-    },
-    /// Start the engine inside its container (PID 1; not for people).
-    #[command(hide = true)]
-    Entry {
-        /// File with the API key, put in the engine's environment only.
-        #[arg(long)]
-        api_key_file: Option<PathBuf>,
-        /// Program and arguments.
-        #[arg(required = true, last = true)]
-        argv: Vec<String>,
     },
 }
 
@@ -62,7 +51,6 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Run(target) => Ok(engine_run(&target)),
         Command::Stop(target) => engine_stop(&target),
         Command::Status { json } => engine_status(json),
-        Command::Entry { api_key_file, argv } => entry(api_key_file.as_deref(), &argv),
     }
 }
 
@@ -156,18 +144,4 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
         println!("no engine ran since boot");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Puts the key in the environment and becomes the engine. The engine issue gives this the rest of a PID 1's work.
-fn entry(api_key_file: Option<&Path>, argv: &[String]) -> miette::Result<ExitCode> {
-    let Some((program, arguments)) = argv.split_first() else {
-        return Ok(ExitCode::from(2));
-    };
-    let mut command = std::process::Command::new(program);
-    command.args(arguments);
-    if let Some(file) = api_key_file {
-        command.env(key::KEY_ENV, key::read(file).into_diagnostic()?.expose());
-    }
-    let error = command.exec();
-    Err(miette::miette!("{program} cannot be run: {error}"))
 }
