@@ -18,7 +18,7 @@ use crate::notify::Notify;
 use crate::phase::{Phase, PhaseTracker};
 use crate::redact::Redactor;
 use crate::state::{self, EngineState};
-use crate::{key, spec};
+use crate::{entry, key, spec};
 
 const TICK: Duration = Duration::from_millis(200);
 const HEALTH_TRY: Duration = Duration::from_secs(5);
@@ -318,7 +318,8 @@ type LogStream<'a> = dyn futures_util::Stream<Item = Result<LogOutput, bollard::
 pub fn exit_code(container: i64) -> u8 {
     match container {
         0 => 1,
-        2 => EXIT_CONFIG,
+        // Usage, and a program that is not there or none: of the lane, so no restart mends it.
+        2 | 126 | 127 => EXIT_CONFIG,
         code => u8::try_from(code).unwrap_or(1),
     }
 }
@@ -327,7 +328,7 @@ fn exit_words(exit: &Exit, cause: Option<&str>) -> String {
     let mut words = match exit.code {
         0 => "ended by itself with code 0, which counts as a failure (a rank died?)".to_owned(),
         2 => "refused its command line (code 2)".to_owned(),
-        code => format!("ended with code {code}"),
+        code => entry::judge::words(code).map_or_else(|| format!("ended with code {code}"), str::to_owned),
     };
     if exit.oom {
         words.push_str(", killed by the kernel for memory");
