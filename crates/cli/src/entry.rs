@@ -7,6 +7,7 @@ use miette::IntoDiagnostic as _;
 use sparklane_engine::entry::{self, Job, SAYS};
 use sparklane_engine::error::EXIT_CONFIG;
 use sparklane_engine::key;
+use sparklane_lane::generation::Ray;
 
 /// Run an engine as process 1 of its container.
 #[derive(Debug, clap::Args)]
@@ -14,6 +15,9 @@ pub struct Args {
     /// File with the API key, put in the engine's environment only.
     #[arg(long)]
     api_key_file: Option<PathBuf>,
+    /// How Ray comes up around the engine, as JSON (`engine.ray` of the generation).
+    #[arg(long, value_name = "JSON", value_parser = |text: &str| serde_json::from_str::<Ray>(text))]
+    ray: Option<Ray>,
     /// Program and arguments of the engine.
     #[arg(required = true, last = true)]
     argv: Vec<String>,
@@ -33,7 +37,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
             return Ok(ExitCode::from(EXIT_CONFIG));
         }
     };
-    let job = Job { argv: args.argv, key };
+    let job = Job { argv: args.argv, key, ray: args.ray };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().into_diagnostic()?;
     let code = runtime.block_on(entry::run(&job, &say));
     // A question to the dashboard may still wait for its answer.

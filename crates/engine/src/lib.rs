@@ -17,6 +17,7 @@ pub mod notify;
 pub mod phase;
 pub mod probe;
 pub mod ranks;
+pub mod ray;
 pub mod redact;
 pub mod run;
 pub mod spec;

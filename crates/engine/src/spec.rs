@@ -36,6 +36,9 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
     if engine.api_key_file.is_some() {
         cmd.extend(["--api-key-file", KEY_IN_CONTAINER].map(str::to_owned));
     }
+    if let Some(ray) = engine.ray.as_ref().and_then(|ray| serde_json::to_string(ray).ok()) {
+        cmd.extend(["--ray".to_owned(), ray]);
+    }
     cmd.push("--".to_owned());
     cmd.extend(engine.argv.iter().cloned());
     let labels = HashMap::from([
@@ -111,6 +114,8 @@ fn mounts(generation: &Generation, extra: &Extra) -> Vec<Mount> {
 
 #[cfg(test)]
 mod tests {
+    use sparklane_lane::generation::Ray;
+
     use super::*;
     use crate::load::tests::sample;
 
@@ -147,6 +152,16 @@ mod tests {
         assert_eq!((request.count, request.capabilities.clone()), (Some(-1), Some(vec![vec!["gpu".to_owned()]])));
         assert_eq!(host.devices.unwrap()[0].path_on_host.as_deref(), Some("/dev/infiniband"));
         assert_eq!(host.oom_score_adj, Some(-500));
+    }
+
+    #[test]
+    fn rays_plan_is_one_argument() {
+        let mut generation = sample("worker");
+        let ray = Ray { gcs: "10.0.0.1:6379".into(), join_secs: 120, head: None };
+        generation.engine.ray = Some(ray.clone());
+        let cmd = container(&generation, &extra()).cmd.unwrap();
+        assert_eq!((cmd[1].as_str(), cmd[3].as_str()), ("--ray", "--"));
+        assert_eq!(serde_json::from_str::<Ray>(&cmd[2]).unwrap(), ray);
     }
 
     #[test]

@@ -5,9 +5,11 @@
 
 pub mod judge;
 pub mod procs;
+mod ray;
 pub mod tree;
 
 use rustix::process::Pid;
+use sparklane_lane::generation::Ray;
 
 use crate::key::KEY_ENV;
 use crate::redact::Redacted;
@@ -24,6 +26,8 @@ pub struct Job {
     pub argv: Vec<String>,
     /// The API key, for the engine's environment only.
     pub key: Option<Redacted<String>>,
+    /// Ray around it.
+    pub ray: Option<Ray>,
 }
 
 /// Runs the job to its end; gives the container's exit code. `say` takes lines for people.
@@ -35,7 +39,10 @@ pub async fn run(job: &Job, say: &dyn Fn(&str)) -> u8 {
             return EXIT_SYSTEM;
         }
     };
-    let code = alone(&mut procs, job, say).await;
+    let code = match &job.ray {
+        Some(plan) => ray::run(&mut procs, job, plan, say).await,
+        None => alone(&mut procs, job, say).await,
+    };
     let left = procs.end_all(GRACE).await;
     if left > 0 {
         say(&format!("ended {left} processes that were left"));

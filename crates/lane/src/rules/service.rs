@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::generation::GateScope;
 use crate::image::EnvMeaning;
-use crate::lane::GateCheck;
+use crate::lane::{Executor, GateCheck};
 use crate::problem::Problem;
 use crate::render::{Input, SET_BY_TOOL};
 
@@ -146,17 +146,37 @@ pub(super) fn drain_fits(input: &Input<'_>) -> Vec<Problem> {
     let (Some(drain), stop) = (input.lane.serve.shutdown_timeout, input.lane.budgets.stop_secs) else {
         return Vec::new();
     };
-    if drain < stop {
+    if stop >= drain.saturating_add(AFTER_DRAIN) {
         return Vec::new();
     }
-    vec![Problem::error("budgets.stopSecs", format!("is {stop}, not above serve.shutdownTimeout {drain}"))]
+    let what =
+        format!("is {stop}, less than serve.shutdownTimeout {drain} and the {AFTER_DRAIN} s of the engine's end");
+    vec![Problem::error("budgets.stopSecs", what)]
+}
+
+/// What an engine still takes after its last request: 9 to 13 s were seen.
+const AFTER_DRAIN: u32 = 15;
+
+/// What the start waits for must end before systemd ends the start, or nobody learns what it was.
+pub(super) fn waits_fit_the_start(input: &Input<'_>) -> Vec<Problem> {
+    let memory = input.lane.serve.gpu_memory_utilization.map_or(0, |_| input.lane.memory.wait_secs);
+    let join = match input.lane.executor {
+        Executor::Ray { join_secs, .. } => join_secs,
+        Executor::Mp { .. } => 0,
+    };
+    let start = input.lane.budgets.start_secs;
+    if start > memory.saturating_add(join) {
+        return Vec::new();
+    }
+    let what = format!("is {start}, not above memory.waitSecs {memory} and executor.joinSecs {join}");
+    vec![Problem::error("budgets.startSecs", what)]
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::fixture::case;
     use crate::generation::GateScope;
-    use crate::lane::GateCheck;
+    use crate::lane::{Executor, GateCheck};
     use crate::problem::Severity::{Error, Warning};
 
     #[test]
@@ -249,12 +269,23 @@ mod tests {
         assert_eq!(case.found(), []);
         case.lane.budgets.confirm_secs = 0;
         assert_eq!(case.found(), [(Error, "budgets.confirmSecs".into())]);
+        case.lane.budgets.confirm_secs = 30;
+        case.lane.budgets.start_secs = 600;
+        assert_eq!(case.found(), [(Error, "budgets.startSecs".into())]);
+        case.lane.memory.wait_secs = 500;
+        assert_eq!(case.found(), []);
+        case.lane.executor = Executor::Ray { port: 6379, join_secs: 100 };
+        assert_eq!(case.found(), [(Error, "budgets.startSecs".into())]);
+        case.lane.serve.gpu_memory_utilization = None;
+        assert_eq!(case.found(), []);
     }
 
     #[test]
     fn drain() {
         let mut case = case();
-        case.lane.serve.shutdown_timeout = Some(40);
+        case.lane.serve.shutdown_timeout = Some(26);
         assert_eq!(case.found(), [(Error, "budgets.stopSecs".into())]);
+        case.lane.serve.shutdown_timeout = Some(25);
+        assert_eq!(case.found(), []);
     }
 }
