@@ -115,6 +115,8 @@ impl Procs {
                 self.reap();
                 let left = tree::below(self.own, &tree::table(Path::new("/proc")));
                 if left.is_empty() {
+                    // What died since the last look is not living, and not waited for either.
+                    self.reap();
                     return seen.len();
                 }
                 let new: Vec<i32> = left.into_iter().filter(|pid| !told.contains(pid)).collect();
