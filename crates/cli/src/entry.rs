@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use miette::IntoDiagnostic as _;
-use sparklane_engine::entry::{self, Job, SAYS};
+use sparklane_engine::entry::{self, GIVES_UP, Job, SAYS};
 use sparklane_engine::error::EXIT_CONFIG;
 use sparklane_engine::key;
 use sparklane_lane::generation::Ray;
@@ -33,7 +33,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
     let key = match args.api_key_file.as_deref().map(key::read).transpose() {
         Ok(key) => key,
         Err(error) => {
-            say(&error.to_string());
+            say(&format!("{GIVES_UP}{error}"));
             return Ok(ExitCode::from(EXIT_CONFIG));
         }
     };

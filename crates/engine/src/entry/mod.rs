@@ -19,6 +19,14 @@ use procs::{Event, GRACE, Procs};
 /// What every line of the entry starts with, so that the log's reader tells it from the engine's own.
 pub const SAYS: &str = "sparklane entry: ";
 
+/// What a line goes on with when it says why there is no engine, or no longer one.
+pub const GIVES_UP: &str = "gives up: ";
+
+/// Says why there is no engine.
+fn give_up(say: &dyn Fn(&str), why: &str) {
+    say(&format!("{GIVES_UP}{why}"));
+}
+
 /// What is to be run.
 #[derive(Debug, Default)]
 pub struct Job {
@@ -35,7 +43,7 @@ pub async fn run(job: &Job, say: &dyn Fn(&str)) -> u8 {
     let mut procs = match Procs::new() {
         Ok(procs) => procs,
         Err(error) => {
-            say(&format!("cannot take over signals: {error}"));
+            give_up(say, &format!("cannot take over signals: {error}"));
             return EXIT_SYSTEM;
         }
     };
@@ -55,7 +63,7 @@ async fn alone(procs: &mut Procs, job: &Job, say: &dyn Fn(&str)) -> u8 {
     let engine = match start_engine(procs, job, &[]) {
         Ok(pid) => pid,
         Err((why, code)) => {
-            say(&why);
+            give_up(say, &why);
             return code;
         }
     };

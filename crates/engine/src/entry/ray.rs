@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::judge::{EXIT_PEERS, EXIT_SYSTEM, Ended, judge, judge_ray};
 use super::procs::{Event, Procs};
-use super::{Job, start_engine};
+use super::{Job, give_up, start_engine};
 use crate::ray::{self, Expected};
 
 const AGAIN: Duration = Duration::from_millis(500);
@@ -23,7 +23,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// Runs the head's or a worker's part; gives the container's exit code.
 pub(super) async fn run(procs: &mut Procs, job: &Job, plan: &Ray, say: &dyn Fn(&str)) -> u8 {
     let Ok(gcs) = plan.gcs.parse::<SocketAddr>() else {
-        say(&format!("engine.ray.gcs {:?} is no address", plan.gcs));
+        give_up(say, &format!("engine.ray.gcs {:?} is no address", plan.gcs));
         return EXIT_SYSTEM;
     };
     let limit = Duration::from_secs(plan.join_secs.into());
@@ -56,11 +56,12 @@ async fn unless<T>(procs: &mut Procs, watched: Option<Pid>, work: impl Future<Ou
 }
 
 async fn worker(procs: &mut Procs, job: &Job, gcs: SocketAddr, limit: Duration, say: &dyn Fn(&str)) -> u8 {
+    say(&format!("waiting for the head's GCS at {gcs}"));
     // By itself `ray start` would try for 13 min 48 s.
     match unless(procs, None, reached(gcs, limit)).await {
         Left::Done(Ok(())) => say(&format!("the head's GCS at {gcs} answers; joining")),
         Left::Done(Err(why)) => {
-            say(&format!("the head's GCS at {gcs} does not answer after {} s: {why}", limit.as_secs()));
+            give_up(say, &format!("the head's GCS at {gcs} does not answer after {} s: {why}", limit.as_secs()));
             return EXIT_PEERS;
         }
         Left::Told | Left::Ended(_) => {
@@ -71,7 +72,7 @@ async fn worker(procs: &mut Procs, job: &Job, gcs: SocketAddr, limit: Duration, 
     let raylet = match procs.spawn(&job.argv, &[]) {
         Ok(pid) => pid,
         Err((why, code)) => {
-            say(&why);
+            give_up(say, &why);
             return code;
         }
     };
@@ -84,7 +85,7 @@ async fn worker(procs: &mut Procs, job: &Job, gcs: SocketAddr, limit: Duration, 
             }
             Event::Ended(pid, ended) if pid == raylet => {
                 if !asked {
-                    say(&format!("Ray on this node ended by itself with {ended}"));
+                    give_up(say, &format!("Ray on this node ended by itself with {ended}"));
                 }
                 return judge_ray(ended, asked);
             }
@@ -117,21 +118,21 @@ async fn head(
     // Another Ray's GCS would take our worker in, and its dashboard answer in place of ours.
     for address in [gcs, SocketAddr::from(([127, 0, 0, 1], head.dashboard_port))] {
         if let Ok(Ok(_)) = timeout(CONNECT, TcpStream::connect(address)).await {
-            say(&format!("something already listens on {address} (another Ray? ss -tlnp)"));
+            give_up(say, &format!("something already listens on {address} (another Ray? ss -tlnp)"));
             return EXIT_PEERS;
         }
     }
     let ray = match procs.spawn(&head.start, &[]) {
         Ok(pid) => pid,
         Err((why, code)) => {
-            say(&why);
+            give_up(say, &why);
             return code;
         }
     };
     match unless(procs, Some(ray), complete(head, limit, say)).await {
         Left::Done(Ok(nodes)) => say(&format!("Ray is complete: {nodes}; starting the engine")),
         Left::Done(Err(why)) => {
-            say(&why);
+            give_up(say, &why);
             return EXIT_PEERS;
         }
         Left::Told => {
@@ -139,7 +140,7 @@ async fn head(
             return 0;
         }
         Left::Ended(ended) => {
-            say(&format!("Ray ended with {ended} before it was complete"));
+            give_up(say, &format!("Ray ended with {ended} before it was complete"));
             return judge_ray(ended, false);
         }
     }
@@ -147,7 +148,7 @@ async fn head(
     match start_engine(procs, job, &[("RAY_ADDRESS", &gcs)]) {
         Ok(engine) => both(procs, engine, ray, say).await,
         Err((why, code)) => {
-            say(&why);
+            give_up(say, &why);
             code
         }
     }
@@ -170,7 +171,7 @@ async fn both(procs: &mut Procs, engine: Pid, ray: Pid, say: &dyn Fn(&str)) -> u
                 return judge(ended, asked);
             }
             Event::Ended(pid, ended) if pid == ray => {
-                say(&format!("Ray on this node ended with {ended} while the engine ran"));
+                give_up(say, &format!("Ray on this node ended with {ended} while the engine ran"));
                 return judge_ray(ended, false);
             }
             Event::Ended(..) => {}
