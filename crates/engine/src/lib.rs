@@ -13,6 +13,7 @@ pub mod judge;
 pub mod key;
 pub mod lines;
 pub mod load;
+pub mod memory;
 pub mod notify;
 pub mod phase;
 pub mod probe;
