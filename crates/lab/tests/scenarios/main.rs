@@ -22,5 +22,6 @@ mod preflight;
 #[path = "../support/python.rs"]
 mod python;
 mod ray;
+mod ray_faults;
 mod switch;
 mod weights;
