@@ -8,6 +8,7 @@ pub mod docker;
 pub mod entry;
 pub mod error;
 pub mod gate;
+pub mod gpus;
 pub mod http;
 pub mod judge;
 pub mod key;

@@ -85,6 +85,7 @@ fn host_config(generation: &Generation, extra: &Extra) -> HostConfig {
         oom_score_adj: engine.oom_score_adj.map(i64::from),
         // systemd restarts the unit; docker restarting the container behind its back would hide every failure.
         restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
+        // The lines reach journald through the unit, redacted; docker keeps a bounded copy to follow them from.
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some(HashMap::from([
