@@ -62,11 +62,15 @@ impl Phase {
     }
 }
 
+/// `ray start`'s word that its node is in the session. On a worker it is the last: its rank's own lines go to the head.
+const RAY_STARTED: &str = "Ray runtime started.";
+
 /// A line's marker and the phase it proves.
 const MARKS: &[(&str, Phase)] = &[
     ("Launching vLLM (v", Phase::WaitPeer), // headless rank: "... with head node address A:P"
     ("distributed_init_method=tcp://", Phase::WaitPeer),
     ("Waiting for creating a placement group", Phase::WaitPeer),
+    (RAY_STARTED, Phase::WaitPeer),
     ("sparklane entry: waiting for", Phase::WaitPeer), // a worker for the head's GCS, a head for its Ray's nodes
     ("is assigned as DP rank", Phase::LoadingModel),   // the rendezvous is complete
     ("Starting to load model", Phase::LoadingModel),
@@ -155,6 +159,7 @@ impl PhaseTracker {
         // The drafter's shards are read by the same code; its lines carry the same words.
         let phase =
             if self.phase == Phase::LoadingDrafter && phase == Phase::LoadingWeights { self.phase } else { phase };
+        let phase = if mark == RAY_STARTED && self.role == Role::Worker { Phase::Loaded } else { phase };
         let moved = self.reach(phase);
         let percent = percent_after(line, mark);
         if phase == self.phase && percent.is_some() && percent != self.percent {
@@ -242,6 +247,11 @@ mod tests {
         tracker.line("ERROR Worker proc died unexpectedly");
         tracker.line("sparklane entry: gives up: node 10.0.0.2 is not ALIVE");
         assert_eq!(tracker.cause(), Some("node 10.0.0.2 is not ALIVE"));
+        tracker.line("Ray runtime started.");
+        assert_eq!(tracker.phase(), Phase::Loaded, "a worker's rank is in");
+        let mut head = PhaseTracker::new(Role::Head);
+        head.line("Ray runtime started.");
+        assert_eq!(head.phase(), Phase::WaitPeer, "a head waits for the others");
     }
 
     #[test]
