@@ -29,8 +29,8 @@ pub fn choose(info: &SystemInfo) -> Gpus {
 fn describes_all(dir: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(dir) else { return false };
     entries.flatten().filter_map(|e| std::fs::read_to_string(e.path()).ok()).any(|text| {
-        let plain: String = text.chars().filter(|c| !matches!(c, '"' | ' ' | ',')).collect();
-        let has = |line: &str| plain.split(['\n', '{', '}']).any(|l| l.trim().trim_start_matches('-') == line);
+        let plain: String = text.chars().filter(|c| !matches!(c, '"' | ' ')).collect();
+        let has = |line: &str| plain.split(['\n', ',', '{', '}']).any(|l| l.trim().trim_start_matches('-') == line);
         has("kind:nvidia.com/gpu") && has("name:all")
     })
 }
