@@ -126,12 +126,12 @@ fn the_end_of_ray_is_the_end_of_the_engine() {
     let start = format!("{serve} & until [ -e {} ]; do sleep 0.05; done; exit 1", up.display());
     let engine = format!("echo engine; : > {}; exec sleep 1000", up.display());
     let out = ray.entry(&ray.plan(&["/bin/sh", "-c", &start], 30), &engine).output().unwrap();
-    assert_eq!(out.status.code(), Some(76), "{}", said(&out));
+    assert_eq!(out.status.code(), Some(73), "{}", said(&out));
     assert_eq!(printed(&out), "engine\n");
     assert!(said(&out).contains("Ray on this node ended with code 1 while the engine ran"), "{}", said(&out));
     // Before it was complete.
     let out = ray.entry(&ray.plan(&["/bin/sh", "-c", "exit 1"], 600), "echo never").output().unwrap();
-    assert_eq!(out.status.code(), Some(76), "{}", said(&out));
+    assert_eq!(out.status.code(), Some(73), "{}", said(&out));
     assert!(said(&out).contains("before it was complete"), "{}", said(&out));
     // Its command line is of the lane.
     assert_eq!(ray.entry(&ray.plan(&["/bin/sh", "-c", "exit 2"], 600), "").output().unwrap().status.code(), Some(2));
@@ -168,7 +168,7 @@ fn a_worker_waits_for_the_gcs_and_judges_its_raylet() {
     let why = format!("the head's GCS at 127.0.0.1:{} does not answer after 1 s: Connection refused", ray.gcs);
     assert!(said(&out).contains(&why), "{}", said(&out));
     let _gcs = TcpListener::bind(("127.0.0.1", ray.gcs)).unwrap();
-    for (script, code) in [("exit 1", 76), ("exit 0", 76), ("kill -9 $$", 76), ("exit 2", 2)] {
+    for (script, code) in [("exit 1", 73), ("exit 0", 73), ("kill -9 $$", 73), ("exit 2", 2)] {
         assert_eq!(ray.entry(&plan(30), script).output().unwrap().status.code(), Some(code), "{script}");
     }
     let (mut child, raylet) = started(ray.entry(&plan(30), "echo $$; exec sleep 1000"));

@@ -134,7 +134,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The unit's exit code: 78 for what a restart cannot mend, 75 for missing memory, 1 for what else it may.
+    /// The unit's exit code: 78 for what a restart cannot mend, 72 for missing memory, 1 for what else it may.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {

@@ -7,6 +7,7 @@
 pub mod docker;
 pub mod entry;
 pub mod error;
+pub mod evidence;
 pub mod gate;
 pub mod gpus;
 pub mod http;
@@ -16,6 +17,7 @@ pub mod lines;
 pub mod load;
 pub mod memory;
 pub mod notify;
+pub mod pair;
 pub mod phase;
 pub mod probe;
 pub mod ranks;
@@ -25,6 +27,8 @@ pub mod run;
 pub mod spec;
 pub mod state;
 pub mod systemd;
+pub mod warm;
+pub mod watch;
 
 pub use error::EngineError;
 pub use gate::{GateContext, GateOutcome, GateResult, wait_gate};

@@ -6,8 +6,8 @@ pub const EXIT_QUIET: u8 = 70;
 pub const EXIT_PEERS: u8 = 69;
 /// `EX_OSERR`: the entry itself could not work.
 pub const EXIT_SYSTEM: u8 = 71;
-/// `EX_PROTOCOL`: Ray ended around the engine.
-pub const EXIT_RAY: u8 = 76;
+/// Ray ended around the engine. (75 and 76 are the unit's own, `run::ending`.)
+pub const EXIT_RAY: u8 = 73;
 /// As of a shell: the program is there and cannot be run.
 pub const EXIT_NOT_EXECUTABLE: u8 = 126;
 /// As of a shell: there is no such program.
@@ -20,7 +20,7 @@ pub fn words(code: i64) -> Option<&'static str> {
         EXIT_PEERS => Some("was not started: the other nodes were not there in time (code 69)"),
         EXIT_QUIET => Some("ended by itself with code 0, which counts as a failure (a rank died?)"),
         EXIT_SYSTEM => Some("was not started: the container's entry could not work (code 71)"),
-        EXIT_RAY => Some("ended with its Ray (code 76)"),
+        EXIT_RAY => Some("ended with its Ray (code 73)"),
         EXIT_NOT_EXECUTABLE => Some("cannot be run (code 126)"),
         EXIT_NOT_FOUND => Some("is not in the image (code 127)"),
         _ => None,
@@ -58,7 +58,7 @@ pub fn judge(ended: Ended, asked: bool) -> u8 {
     }
 }
 
-/// The same when Ray's own process ended: it is never meant to, so its code says nothing that 76 does not. Its refusal of
+/// The same when Ray's own process ended: it is never meant to, so its code says nothing that 73 does not. Its refusal of
 /// the command line stays one.
 #[must_use]
 pub fn judge_ray(ended: Ended, asked: bool) -> u8 {

@@ -5,5 +5,5 @@ pub mod gate;
 pub mod kmsg;
 pub mod oom;
 
-/// `EX_TEMPFAIL`: the unit's exit code when the memory was not free in time. systemd starts it again.
-pub const EXIT_MEMORY: u8 = 75;
+/// The unit's exit code when the memory was not free in time. systemd starts it again.
+pub const EXIT_MEMORY: u8 = 72;

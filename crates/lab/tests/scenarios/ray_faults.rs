@@ -105,7 +105,7 @@ fn worker_raylet_killed(rig: &Rig) -> Duration {
     let (since, begin) = (mark(rig, "worker"), Instant::now());
     kill(rig, "worker", "raylet");
     said(rig, "worker", &since, "sparklane entry: gives up: Ray on this node ended by itself with code 1", 20);
-    said(rig, "worker", &since, "the engine ended with its Ray (code 76)", 20);
+    said(rig, "worker", &since, "the engine ended with its Ray (code 73)", 20);
     serves(rig, 120);
     begin.elapsed()
 }

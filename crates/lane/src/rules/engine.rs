@@ -186,7 +186,7 @@ pub(super) fn rays_ports_are_free(input: &Input<'_>) -> Vec<Problem> {
         return Vec::new();
     };
     let own = port..=port.saturating_add(NEXT_PORTS.len() as u16);
-    let others = OTHER_PORTS.into_iter().chain([input.lane.api.port]);
+    let others = OTHER_PORTS.into_iter().chain([input.lane.api.port, input.lane.watchdog.port]);
     let taken = others.into_iter().find(|p| own.contains(p));
     let what = match taken {
         Some(taken) => format!("is {port}: it and the five ports above it are Ray's, {taken} is taken"),

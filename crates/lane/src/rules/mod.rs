@@ -30,6 +30,7 @@ const LANE_RULES: &[Rule] = &[
     service::gates_make_sense,
     service::budgets_fit,
     service::waits_fit_the_start,
+    service::watchdog_fits,
     service::drain_fits,
 ];
 
