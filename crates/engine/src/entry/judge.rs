@@ -58,12 +58,11 @@ pub fn judge(ended: Ended, asked: bool) -> u8 {
     }
 }
 
-/// The same when Ray's own process ended: it is never meant to, so its code says nothing that 73 does not. Its refusal of
-/// the command line stays one.
+/// The same when Ray's own process ended unasked: it is never meant to, so its code says nothing that 73 does not. Its
+/// refusal of the command line stays one.
 #[must_use]
-pub fn judge_ray(ended: Ended, asked: bool) -> u8 {
+pub fn judge_ray(ended: Ended) -> u8 {
     match ended {
-        _ if asked => 0,
         Ended::Code(2) => 2,
         _ => EXIT_RAY,
     }
@@ -87,10 +86,9 @@ mod tests {
     #[test]
     fn ray_never_ends_well_by_itself() {
         for ended in [Ended::Code(0), Ended::Code(1), Ended::Signal(9)] {
-            assert_eq!(judge_ray(ended, false), EXIT_RAY);
-            assert_eq!(judge_ray(ended, true), 0);
+            assert_eq!(judge_ray(ended), EXIT_RAY);
         }
-        assert_eq!(judge_ray(Ended::Code(2), false), 2);
+        assert_eq!(judge_ray(Ended::Code(2)), 2);
     }
 
     #[test]

@@ -76,18 +76,13 @@ async fn worker(procs: &mut Procs, job: &Job, gcs: SocketAddr, limit: Duration, 
             return code;
         }
     };
-    let mut asked = false;
     loop {
         match procs.next().await {
-            Event::Told(signal) => {
-                asked = true;
-                procs.pass_on(raylet, signal);
-            }
+            // Nothing drains here: ranks are the head's. `ray start` would end its processes one after the other.
+            Event::Told(_) => return 0,
             Event::Ended(pid, ended) if pid == raylet => {
-                if !asked {
-                    give_up(say, &format!("Ray on this node ended by itself with {ended}"));
-                }
-                return judge_ray(ended, asked);
+                give_up(say, &format!("Ray on this node ended by itself with {ended}"));
+                return judge_ray(ended);
             }
             Event::Ended(..) => {}
         }
@@ -141,7 +136,7 @@ async fn head(
         }
         Left::Ended(ended) => {
             give_up(say, &format!("Ray ended with {ended} before it was complete"));
-            return judge_ray(ended, false);
+            return judge_ray(ended);
         }
     }
     let gcs = gcs.to_string();
@@ -172,7 +167,7 @@ async fn both(procs: &mut Procs, engine: Pid, ray: Pid, say: &dyn Fn(&str)) -> u
             }
             Event::Ended(pid, ended) if pid == ray => {
                 give_up(say, &format!("Ray on this node ended with {ended} while the engine ran"));
-                return judge_ray(ended, false);
+                return judge_ray(ended);
             }
             Event::Ended(..) => {}
         }
