@@ -2,8 +2,10 @@
 
 use crate::memory::EXIT_MEMORY;
 
-/// `EX_CONFIG`: `sparklane-engine.service` has `RestartPreventExitStatus=78`, so systemd does not try again.
+/// `EX_CONFIG`: `sparklane-engine.service` has `RestartPreventExitStatus=78 79`, so systemd does not try again.
 pub const EXIT_CONFIG: u8 = 78;
+/// Failed too often: a human is needed. Not restarted either.
+pub const EXIT_GIVE_UP: u8 = 79;
 
 /// A failure of the engine's supervisor.
 #[derive(Debug, thiserror::Error)]
