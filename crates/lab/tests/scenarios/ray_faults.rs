@@ -39,12 +39,12 @@ fn serves(rig: &Rig, secs: u64) -> String {
 }
 
 /// What a node's unit logged from now on.
-fn mark(rig: &Rig, node: &str) -> String {
+pub fn mark(rig: &Rig, node: &str) -> String {
     rig.sh(node, "journalctl --sync; journalctl -n 0 --show-cursor -q | sed -n 's/^-- cursor: //p'").trim().to_owned()
 }
 
 #[track_caller]
-fn said(rig: &Rig, node: &str, since: &str, words: &str, secs: u64) {
+pub fn said(rig: &Rig, node: &str, since: &str, words: &str, secs: u64) {
     let script = format!("journalctl -q -o cat -u sparklane-engine --after-cursor='{since}'");
     rig.until(&format!("{node} says {words:?}"), secs, || {
         std::thread::sleep(Duration::from_millis(200));
@@ -62,7 +62,7 @@ fn container(rig: &Rig, node: &str) -> String {
 }
 
 /// The entry is process 1, and the engine's arguments are the lane's to the byte.
-fn arguments_are_the_lanes(rig: &Rig) {
+pub fn arguments_are_the_lanes(rig: &Rig) {
     for node in NODES {
         let generation: Value = serde_json::from_str(&rig.sh(node, &format!("cat {PROFILE}/generation.json"))).unwrap();
         let argv: Vec<&str> =
