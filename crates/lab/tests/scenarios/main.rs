@@ -12,6 +12,7 @@ mod disk;
 mod failing;
 mod files;
 mod first;
+mod heal;
 mod images;
 mod model;
 mod network;
