@@ -22,7 +22,7 @@ use crate::report::Usage;
   nix run .#lane -- show ray-0731 --node head
   nix run .#lane -- diff ray-0731 mp-0251
   sparklane lane check --data .
-  sparklane lane ladder ray-0731 --data . | git apply
+  sparklane lane ladder ray-0731 --data .
 
 Exit codes: 0 sound, 1 refused, 2 usage.")]
 pub struct Args {
