@@ -109,7 +109,11 @@ fn engine_that_hangs_with_health_200() {
     harmed(&rig, &before, || ());
     let why = last_failure(&rig, "head");
     assert!(why.contains("no token in time"), "{why}");
-    assert!(last_failure(&rig, "worker").is_empty(), "the worker's unit did not fail: {}", last_failure(&rig, "worker"));
+    assert!(
+        last_failure(&rig, "worker").is_empty(),
+        "the worker's unit did not fail: {}",
+        last_failure(&rig, "worker")
+    );
     rig.one_release("lab-a");
 }
 
@@ -190,12 +194,14 @@ fn docker_of_the_worker_restarted() {
 #[ignore = "needs the lab"]
 fn nodes_rebooted_at_once_and_one_after_the_other() {
     let (rig, before) = serving();
-    harmed(&rig, &before, || std::thread::scope(|scope| {
-        for node in NODES {
-            let rig = &rig;
-            scope.spawn(move || rig.lab.reboot(node).unwrap());
-        }
-    }));
+    harmed(&rig, &before, || {
+        std::thread::scope(|scope| {
+            for node in NODES {
+                let rig = &rig;
+                scope.spawn(move || rig.lab.reboot(node).unwrap());
+            }
+        })
+    });
     for node in NODES {
         let before = attempt(&rig, "head");
         harmed(&rig, &before, || rig.lab.reboot(node).unwrap());

@@ -14,6 +14,7 @@ mod files;
 mod first;
 mod heal;
 mod images;
+mod memory;
 mod model;
 mod network;
 #[path = "../../../weights/tests/support/noise.rs"]
