@@ -43,6 +43,7 @@ fn image(rig: &Rig) -> String {
     id
 }
 
+/// Image and lanes in the control machine's flake. There is no compiler in the image, so nothing may want one.
 fn publish(rig: &Rig, id: &str) {
     let flake = rig.lab.root("control").join("root/sparklane");
     let image = format!(
@@ -51,7 +52,7 @@ fn publish(rig: &Rig, id: &str) {
          serve = [ \"/usr/bin/python3\" \"/opt/vllm/site/bin/vllm\" \"serve\" ];\n  ray = \"/opt/vllm/site/bin/ray\";\n  \
          environment = {{ HOME = \"/root\"; PYTHONDONTWRITEBYTECODE = \"1\"; TRANSFORMERS_OFFLINE = \"1\"; \
          VLLM_NO_USAGE_STATS = \"1\"; DO_NOT_TRACK = \"1\"; OMP_NUM_THREADS = \"1\"; \
-         VLLM_CPU_OMP_THREADS_BIND = \"nobind\"; }};\n}}\n"
+         VLLM_CPU_OMP_THREADS_BIND = \"nobind\"; TORCHDYNAMO_DISABLE = \"1\"; }};\n}}\n"
     );
     std::fs::write(flake.join(format!("images/{IMAGE}.nix")), image).unwrap();
     let pin = json!({ "manifest": id, "config": id });
