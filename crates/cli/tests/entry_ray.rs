@@ -137,6 +137,18 @@ fn the_end_of_ray_is_the_end_of_the_engine() {
     assert_eq!(ray.entry(&ray.plan(&["/bin/sh", "-c", "exit 2"], 600), "").output().unwrap().status.code(), Some(2));
 }
 
+#[test]
+fn a_node_that_leaves_ends_the_engine() {
+    let ray = Ray::new("two-nodes");
+    let gone = Path::new(FIXTURES).join("waiting-for-worker/api_v0_nodes.json");
+    let nodes = ray.dir.path().join("web/api/v0/nodes");
+    // As when the worker's raylet ended by SIGTERM, which `ray start --block` takes for well.
+    let engine = format!("cp {} {}; exec sleep 1000", gone.display(), nodes.display());
+    let out = ray.head(30, &engine);
+    assert_eq!(out.status.code(), Some(73), "{}", said(&out));
+    assert!(said(&out).contains("gives up: node 10.0.0.2 is no longer ALIVE while the engine ran"), "{}", said(&out));
+}
+
 /// The pid of what the first line on stdout names, and the entry.
 fn started(mut command: Command) -> (Child, i32) {
     use std::io::BufRead as _;

@@ -4,6 +4,7 @@
 //! code that says what happened (see [`judge`]). What brings an engine up again is the supervisor outside.
 
 pub mod judge;
+mod nodes;
 pub mod procs;
 mod ray;
 pub mod tree;

@@ -1,9 +1,6 @@
 //! The entry in a Ray lane. The head: GCS and raylet, wait for the nodes, engine. A worker: wait for the GCS, raylet.
 
-use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::process::Pid;
@@ -11,10 +8,9 @@ use sparklane_lane::generation::{Ray, RayHead};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::judge::{EXIT_PEERS, EXIT_SYSTEM, Ended, judge, judge_ray};
+use super::judge::{EXIT_PEERS, EXIT_RAY, EXIT_SYSTEM, Ended, judge, judge_ray};
 use super::procs::{Event, Procs};
-use super::{Job, give_up, start_engine};
-use crate::ray::{self, Expected};
+use super::{Job, give_up, nodes, start_engine};
 
 const AGAIN: Duration = Duration::from_millis(500);
 /// A GCS on a direct cable answers within milliseconds or not at all.
@@ -124,8 +120,15 @@ async fn head(
             return code;
         }
     };
-    match unless(procs, Some(ray), complete(head, limit, say)).await {
-        Left::Done(Ok(nodes)) => say(&format!("Ray is complete: {nodes}; starting the engine")),
+    let expected = match nodes::expected(head) {
+        Ok(expected) => expected,
+        Err(why) => {
+            give_up(say, &why);
+            return EXIT_SYSTEM;
+        }
+    };
+    match unless(procs, Some(ray), nodes::complete(&expected, head.dashboard_port, limit, say)).await {
+        Left::Done(Ok(())) => say(&format!("Ray is complete: {}; starting the engine", head.nodes.join(", "))),
         Left::Done(Err(why)) => {
             give_up(say, &why);
             return EXIT_PEERS;
@@ -141,7 +144,7 @@ async fn head(
     }
     let gcs = gcs.to_string();
     match start_engine(procs, job, &[("RAY_ADDRESS", &gcs)]) {
-        Ok(engine) => both(procs, engine, ray, say).await,
+        Ok(engine) => both(procs, (engine, ray), nodes::lost(&expected, head.dashboard_port), say).await,
         Err((why, code)) => {
             give_up(say, &why);
             code
@@ -149,11 +152,24 @@ async fn head(
     }
 }
 
-/// Waits for the engine's or Ray's end: neither is of use without the other.
-async fn both(procs: &mut Procs, engine: Pid, ray: Pid, say: &dyn Fn(&str)) -> u8 {
+/// Waits for the engine's end, Ray's, or that of another node's raylet: none is of use without the others.
+async fn both(
+    procs: &mut Procs,
+    (engine, ray): (Pid, Pid),
+    lost: impl Future<Output = String>,
+    say: &dyn Fn(&str),
+) -> u8 {
+    let mut lost = std::pin::pin!(lost);
     let mut asked = false;
     loop {
-        match procs.next().await {
+        let event = tokio::select! {
+            event = procs.next() => event,
+            why = lost.as_mut(), if !asked => {
+                give_up(say, &format!("{why} while the engine ran"));
+                return EXIT_RAY;
+            }
+        };
+        match event {
             Event::Told(signal) => {
                 // Ray stays until the engine has drained.
                 asked = true;
@@ -174,64 +190,9 @@ async fn both(procs: &mut Procs, engine: Pid, ray: Pid, say: &dyn Fn(&str)) -> u
     }
 }
 
-/// Waits until exactly the expected nodes are in our session; gives them.
-async fn complete(head: &RayHead, limit: Duration, say: &dyn Fn(&str)) -> Result<String, String> {
-    let nodes = head.nodes.iter().map(|n| n.parse::<IpAddr>().map_err(|e| format!("engine.ray.head.nodes {n:?}: {e}")));
-    let expected = Expected { nodes: nodes.collect::<Result<BTreeSet<_>, _>>()?, gpus: head.gpus_per_node };
-    let (deadline, mut said) = (Instant::now() + limit, String::new());
-    loop {
-        let Some(why) = lacks(&expected, head.dashboard_port).await else {
-            return Ok(head.nodes.join(", "));
-        };
-        if Instant::now() >= deadline {
-            return Err(format!("Ray is not complete after {} s: {why}", limit.as_secs()));
-        }
-        if why != said {
-            say(&format!("waiting for Ray: {why}"));
-            said = why;
-        }
-        sleep(AGAIN).await;
-    }
-}
-
-async fn lacks(expected: &Expected, port: u16) -> Option<String> {
-    let Some(session) = own_session(&latest(|name| std::env::var_os(name))) else {
-        return Some("it has not begun a session".to_owned());
-    };
-    match tokio::task::spawn_blocking(move || ray::ask(port)).await {
-        Ok(Ok(found)) => ray::missing(expected, &session, &found),
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(error) => Some(error.to_string()),
-    }
-}
-
-/// Where Ray names the session that it started last; the container's own folder, so it is ours. Ray looks for the place
-/// itself in this order (ray/_common/utils.py).
-fn latest(env: impl Fn(&str) -> Option<OsString>) -> PathBuf {
-    let base = ["RAY_TMPDIR", "TMPDIR"].into_iter().find_map(env).unwrap_or_else(|| "/tmp".into());
-    PathBuf::from(base).join("ray/session_latest")
-}
-
-fn own_session(link: &Path) -> Option<String> {
-    let target = std::fs::read_link(link).ok()?;
-    Some(target.file_name()?.to_str()?.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_session_is_the_links_last_part() {
-        let dir = tempfile::tempdir().unwrap();
-        let link = dir.path().join("session_latest");
-        assert_eq!(own_session(&link), None);
-        std::os::unix::fs::symlink("/tmp/ray/session_2026_1", &link).unwrap();
-        assert_eq!(own_session(&link).as_deref(), Some("session_2026_1"));
-        assert_eq!(latest(|_| None), Path::new("/tmp/ray/session_latest"));
-        let moved = latest(|name| (name == "TMPDIR").then(|| "/var/tmp".into()));
-        assert_eq!(moved, Path::new("/var/tmp/ray/session_latest"));
-    }
 
     #[tokio::test]
     async fn a_gcs_is_waited_for_and_given_up() {
