@@ -5,6 +5,7 @@ mod cross;
 mod hf_client;
 mod packages;
 mod prebuilt;
+mod real_vllm;
 mod rehearse;
 mod test;
 mod wheelhouse;

@@ -7,7 +7,7 @@ use camino::Utf8PathBuf;
 use miette::IntoDiagnostic;
 use xshell::{Shell, cmd};
 
-use crate::{cache, hf_client, packages, prebuilt, rehearse, wheelhouse, workspace};
+use crate::{cache, hf_client, packages, prebuilt, real_vllm, rehearse, wheelhouse, workspace};
 
 /// What to check.
 #[derive(Debug, clap::Args)]
@@ -18,6 +18,9 @@ pub struct Args {
     /// Only try an image of ours with podman, runc, skopeo and umoci, which it installs.
     #[arg(long, conflicts_with = "no_lab")]
     consumers: bool,
+    /// Only try lanes with a real vLLM on processors (2.6 GB, 15 minutes). No part of the rest.
+    #[arg(long, conflicts_with_all = ["no_lab", "consumers"])]
+    real_vllm: bool,
     #[command(flatten)]
     claim: rehearse::Claim,
 }
@@ -63,6 +66,9 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     packages::ensure(&sh)?;
     if args.consumers {
         return consumers(&sh).map(|()| ExitCode::SUCCESS);
+    }
+    if args.real_vllm {
+        return real_vllm::check(&sh).map(|()| ExitCode::SUCCESS);
     }
     let lab = if args.no_lab { &[] } else { LAB_CHECKS };
     let mut failed = Vec::new();

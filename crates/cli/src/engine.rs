@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::io::Write as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use sparklane_engine::docker::{Client, SOCKET};
 use sparklane_engine::pair::Pair;
 use sparklane_engine::run::{Setup, patience, supervise};
 use sparklane_engine::watch::{self, Guard};
-use sparklane_engine::{EngineError, evidence, key, load, notify, state};
+use sparklane_engine::{EngineError, evidence, load, notify, state};
 use sparklane_host::lock;
 use sparklane_host::paths::HostPaths;
 use sparklane_host::units::{self, Units as _};
@@ -50,16 +49,6 @@ enum Command {
     Resume,
     /// List what was kept of the last failures on this node.
     Evidence(watchdog::Evidence),
-    /// Start the engine inside its container (PID 1; not for people).
-    #[command(hide = true)]
-    Entry {
-        /// File with the API key, put in the engine's environment only.
-        #[arg(long)]
-        api_key_file: Option<PathBuf>,
-        /// Program and arguments.
-        #[arg(required = true, last = true)]
-        argv: Vec<String>,
-    },
 }
 
 #[derive(Debug, ClapArgs)]
@@ -84,7 +73,6 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Pause(args) => watchdog::pause(&args),
         Command::Resume => watchdog::resume(),
         Command::Evidence(args) => watchdog::evidence(&args),
-        Command::Entry { api_key_file, argv } => entry(api_key_file.as_deref(), &argv),
     }
 }
 
@@ -219,18 +207,4 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
         println!("no engine ran since boot");
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Puts the key in the environment and becomes the engine. The engine issue gives this the rest of a PID 1's work.
-fn entry(api_key_file: Option<&Path>, argv: &[String]) -> miette::Result<ExitCode> {
-    let Some((program, arguments)) = argv.split_first() else {
-        return Ok(ExitCode::from(2));
-    };
-    let mut command = std::process::Command::new(program);
-    command.args(arguments);
-    if let Some(file) = api_key_file {
-        command.env(key::KEY_ENV, key::read(file).into_diagnostic()?.expose());
-    }
-    let error = command.exec();
-    Err(miette::miette!("{program} cannot be run: {error}"))
 }

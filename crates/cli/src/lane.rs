@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 use sparklane_lane::catalog::{Deviation, FileProblem, RawCatalog, any_refused};
 use sparklane_lane::diff::{NodeDiff, argv_table, diff};
+use sparklane_lane::ladder::{self, patch};
 use sparklane_lane::render::{Input, render_all};
 use sparklane_lane::{Catalog, Generation, NodeName, rules};
 
@@ -21,6 +22,7 @@ use crate::report::Usage;
   nix run .#lane -- show ray-0731 --node head
   nix run .#lane -- diff ray-0731 mp-0251
   sparklane lane check --data .
+  sparklane lane ladder ray-0731 --data .
 
 Exit codes: 0 sound, 1 refused, 2 usage.")]
 pub struct Args {
@@ -47,6 +49,11 @@ enum What {
     },
     /// Read every file and report every problem.
     Check,
+    /// The next step down for a lane that runs out of memory, as a patch of its file.
+    Ladder {
+        /// Name of the lane.
+        lane: String,
+    },
     /// What changes on each node from one lane to another.
     Diff {
         /// The lane before.
@@ -80,6 +87,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         What::List => list(&catalog, args.json),
         What::Show { lane, on } => show(&catalog, &problems, &lane, &on, args.json),
         What::Check => return Ok(check(&catalog, &problems, args.json)),
+        What::Ladder { lane } => ladder(&catalog, &lane, args.data.as_deref(), args.json),
         What::Diff { old, new, on } => compare(&catalog, (&old, &new), &on, args.json),
     }
     .map(|()| ExitCode::SUCCESS)
@@ -223,6 +231,34 @@ fn compare(catalog: &Catalog, (old, new): (&str, &str), on: &On, as_json: bool) 
         return print_json(&diffs);
     }
     diffs.iter().for_each(|diff| print!("{diff}"));
+    Ok(())
+}
+
+/// Prints the patch; what it means goes to stderr, so that the patch can be piped on.
+fn ladder(catalog: &Catalog, lane: &str, data: Option<&Utf8Path>, as_json: bool) -> miette::Result<()> {
+    let any = catalog.clusters.keys().next().map_or("", String::as_str);
+    let input = catalog.input(any, lane).map_err(named)?;
+    let Some(rung) = ladder::next(input.lane, input.image) else {
+        return Err(miette!("{lane} is at the ladder's end: what is left is another lane, or more memory"));
+    };
+    let name = sparklane_lane::catalog::lane_file(lane);
+    let checkout = data.filter(|path| path.is_dir()).unwrap_or(Utf8Path::new("."));
+    let file = checkout.join(&name);
+    let text = std::fs::read_to_string(&file).into_diagnostic().wrap_err_with(|| {
+        format!("cannot read the lane's file {file}; run this in the checkout of the flake, or name it with --data DIR")
+    })?;
+    let changed = patch::apply(&text, &rung.changes)
+        .ok_or_else(|| miette!("{file} is not of the form `import BASE {{ … }}`: set by hand {:?}", rung.changes))?;
+    let patch = patch::unified(&name, &text, &changed);
+    if as_json {
+        return print_json(&json!({ "lane": lane, "rung": rung, "patch": patch }));
+    }
+    eprintln!("{lane}: next {}", rung.what);
+    for change in &rung.changes {
+        eprintln!("  serve.{}: {} -> {}", change.key, change.old, change.new);
+    }
+    eprintln!("Apply it, deploy, judge the answers anew, and go on only if memory still runs out.");
+    print!("{patch}");
     Ok(())
 }
 

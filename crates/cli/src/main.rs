@@ -7,6 +7,7 @@ mod build;
 mod deploy;
 mod deploy_rs;
 mod engine;
+mod entry;
 mod image;
 mod lab;
 mod lane;
@@ -66,6 +67,9 @@ enum Command {
     /// Build a derivation's output (run by Nix).
     #[command(hide = true)]
     Build(build::Args),
+    /// Process 1 of the engine's container.
+    #[command(hide = true)]
+    Entry(entry::Args),
 }
 
 /// Names under which the flake's apps call the binary; each is the subcommand of that name.
@@ -101,6 +105,7 @@ fn main() -> ExitCode {
         Command::Weights(args) => weights::run(args),
         Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
+        Command::Entry(args) => entry::run(args),
     };
     done.unwrap_or_else(|error| match error.downcast_ref::<report::Usage>() {
         Some(usage) if json => usage_object(&usage.0, false),

@@ -11,9 +11,7 @@ use sparklane_engine::watch::PAUSE_FILE;
 
 /// See `Command::Pause`.
 #[derive(Debug, ClapArgs)]
-#[command(
-    after_help = "Examples:\n  sparklane engine pause --reason 'measuring until noon'\n  sparklane engine resume"
-)]
+#[command(after_help = "Examples:\n  sparklane engine pause --reason measuring\n  sparklane engine resume")]
 pub struct Pause {
     /// Why, for whoever wonders.
     #[arg(long, default_value = "")]

@@ -1,5 +1,7 @@
 //! What can go wrong around the engine's container, and the exit code each case ends the unit with.
 
+use crate::memory::EXIT_MEMORY;
+
 /// `EX_CONFIG`: `sparklane-engine.service` has `RestartPreventExitStatus=78 79`, so systemd does not try again.
 pub const EXIT_CONFIG: u8 = 78;
 /// Failed too often: a human is needed. Not restarted either.
@@ -97,6 +99,16 @@ pub enum EngineError {
         /// Address and port.
         address: String,
     },
+    /// The memory that the lane takes was not free in time.
+    #[error(
+        "not enough memory after {secs} s: {shortage}. See what holds it (ps aux --sort -rss; docker ps), or lower serve.gpuMemoryUtilization"
+    )]
+    MemoryShort {
+        /// Seconds waited.
+        secs: u32,
+        /// What there is and what is needed.
+        shortage: String,
+    },
     /// docker cannot be reached.
     #[error("cannot reach docker at {socket}: {message}; look: systemctl status docker")]
     Unreachable {
@@ -124,7 +136,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The unit's exit code: 78 for what a restart cannot mend, 1 for what it may.
+    /// The unit's exit code: 78 for what a restart cannot mend, 72 for missing memory, 1 for what else it may.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
@@ -136,6 +148,7 @@ impl EngineError {
             | Self::KeyFile { .. }
             | Self::ForeignContainer { .. }
             | Self::Refused { .. } => EXIT_CONFIG,
+            Self::MemoryShort { .. } => EXIT_MEMORY,
             Self::Device { .. }
             | Self::Folder { .. }
             | Self::PortTaken { .. }

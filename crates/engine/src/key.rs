@@ -1,6 +1,6 @@
 //! The API key: a 0600 file that is named in the generation, never its content.
 //!
-//! The file is bind-mounted read-only into the container and `sparklane engine entry` puts its content in the engine's
+//! The file is bind-mounted read-only into the container and `sparklane entry` puts its content in the engine's
 //! environment, so neither `docker inspect`, argv nor a log holds the key.
 
 use std::io::Read as _;

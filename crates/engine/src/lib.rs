@@ -5,19 +5,23 @@
 //! container specification, verdict on an answer) is a pure function in its own module.
 
 pub mod docker;
+pub mod entry;
 pub mod error;
 pub mod evidence;
 pub mod gate;
+pub mod gpus;
 pub mod http;
 pub mod judge;
 pub mod key;
 pub mod lines;
 pub mod load;
+pub mod memory;
 pub mod notify;
 pub mod pair;
 pub mod phase;
 pub mod probe;
 pub mod ranks;
+pub mod ray;
 pub mod redact;
 pub mod run;
 pub mod spec;

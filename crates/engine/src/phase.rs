@@ -6,6 +6,8 @@
 use serde::{Deserialize, Serialize};
 use sparklane_lane::Role;
 
+use crate::entry::{GIVES_UP, SAYS};
+
 /// How far an engine has come. Ordered: a later phase compares greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
@@ -60,12 +62,17 @@ impl Phase {
     }
 }
 
+/// `ray start`'s word that its node is in the session. On a worker it is the last: its rank's own lines go to the head.
+const RAY_STARTED: &str = "Ray runtime started.";
+
 /// A line's marker and the phase it proves.
 const MARKS: &[(&str, Phase)] = &[
     ("Launching vLLM (v", Phase::WaitPeer), // headless rank: "... with head node address A:P"
     ("distributed_init_method=tcp://", Phase::WaitPeer),
     ("Waiting for creating a placement group", Phase::WaitPeer),
-    ("is assigned as DP rank", Phase::LoadingModel), // the rendezvous is complete
+    (RAY_STARTED, Phase::WaitPeer),
+    ("sparklane entry: waiting for", Phase::WaitPeer), // a worker for the head's GCS, a head for its Ray's nodes
+    ("is assigned as DP rank", Phase::LoadingModel),   // the rendezvous is complete
     ("Starting to load model", Phase::LoadingModel),
     ("Filesystem type for checkpoints", Phase::LoadingWeights),
     ("Loading safetensors checkpoint shards:", Phase::LoadingWeights),
@@ -152,6 +159,7 @@ impl PhaseTracker {
         // The drafter's shards are read by the same code; its lines carry the same words.
         let phase =
             if self.phase == Phase::LoadingDrafter && phase == Phase::LoadingWeights { self.phase } else { phase };
+        let phase = if mark == RAY_STARTED && self.role == Role::Worker { Phase::Loaded } else { phase };
         let moved = self.reach(phase);
         let percent = percent_after(line, mark);
         if phase == self.phase && percent.is_some() && percent != self.percent {
@@ -162,6 +170,11 @@ impl PhaseTracker {
     }
 
     fn note_cause(&mut self, line: &str) {
+        // Nothing explains more than the entry's own words, which name nodes and addresses.
+        if let Some((_, why)) = line.split_once(SAYS).and_then(|(_, said)| said.split_once(GIVES_UP)) {
+            self.cause = Some((0, why.to_owned()));
+            return;
+        }
         let Some(rank) = CAUSES.iter().position(|(mark, _)| line.contains(mark)) else {
             return;
         };
@@ -224,6 +237,21 @@ mod tests {
             }
         }
         (seen, tracker)
+    }
+
+    #[test]
+    fn the_entrys_words_are_the_cause() {
+        let mut tracker = PhaseTracker::new(Role::Worker);
+        assert!(tracker.line("sparklane entry: waiting for the head's GCS at 10.0.0.1:6379"));
+        assert!(tracker.ready());
+        tracker.line("ERROR Worker proc died unexpectedly");
+        tracker.line("sparklane entry: gives up: node 10.0.0.2 is not ALIVE");
+        assert_eq!(tracker.cause(), Some("node 10.0.0.2 is not ALIVE"));
+        tracker.line("Ray runtime started.");
+        assert_eq!(tracker.phase(), Phase::Loaded, "a worker's rank is in");
+        let mut head = PhaseTracker::new(Role::Head);
+        head.line("Ray runtime started.");
+        assert_eq!(head.phase(), Phase::WaitPeer, "a head waits for the others");
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub const ROLE_ENGINE: &str = "engine";
 pub struct Extra {
     /// Identity under which docker knows the image.
     pub image: String,
-    /// Path of the node's tool, mounted when a key file is handed in.
+    /// Path of the node's tool, mounted to be process 1.
     pub tool: String,
     /// Value of [`LABEL`].
     pub label: String,
@@ -32,14 +32,15 @@ pub struct Extra {
 #[must_use]
 pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody {
     let engine = &generation.engine;
-    let mut argv = vec![];
+    let mut cmd = vec!["entry".to_owned()];
     if engine.api_key_file.is_some() {
-        argv.extend(
-            [TOOL_IN_CONTAINER, "engine", "entry", "--api-key-file", KEY_IN_CONTAINER, "--"].map(str::to_owned),
-        );
+        cmd.extend(["--api-key-file", KEY_IN_CONTAINER].map(str::to_owned));
     }
-    argv.extend(engine.argv.iter().cloned());
-    let cmd = argv.split_off(1.min(argv.len()));
+    if let Some(ray) = engine.ray.as_ref().and_then(|ray| serde_json::to_string(ray).ok()) {
+        cmd.extend(["--ray".to_owned(), ray]);
+    }
+    cmd.push("--".to_owned());
+    cmd.extend(engine.argv.iter().cloned());
     let labels = HashMap::from([
         (LABEL.to_owned(), extra.label.clone()),
         (ROLE_LABEL.to_owned(), ROLE_ENGINE.to_owned()),
@@ -47,7 +48,7 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
     ]);
     ContainerCreateBody {
         image: Some(extra.image.clone()),
-        entrypoint: Some(argv),
+        entrypoint: Some(vec![TOOL_IN_CONTAINER.to_owned()]),
         cmd: Some(cmd),
         env: Some(engine.env.iter().map(|(name, value)| format!("{name}={value}")).collect()),
         labels: Some(labels),
@@ -84,6 +85,7 @@ fn host_config(generation: &Generation, extra: &Extra) -> HostConfig {
         oom_score_adj: engine.oom_score_adj.map(i64::from),
         // systemd restarts the unit; docker restarting the container behind its back would hide every failure.
         restart_policy: Some(RestartPolicy { name: Some(RestartPolicyNameEnum::NO), maximum_retry_count: None }),
+        // The lines reach journald through the unit, redacted; docker keeps a bounded copy to follow them from.
         log_config: Some(HostConfigLogConfig {
             typ: Some("json-file".to_owned()),
             config: Some(HashMap::from([
@@ -106,15 +108,15 @@ fn mounts(generation: &Generation, extra: &Extra) -> Vec<Mount> {
     };
     let engine = &generation.engine;
     let mut all: Vec<Mount> = engine.mounts.iter().map(|m| bind(&m.source, &m.target, m.read_only)).collect();
-    if let Some(key) = &engine.api_key_file {
-        all.push(bind(key, KEY_IN_CONTAINER, true));
-        all.push(bind(&extra.tool, TOOL_IN_CONTAINER, true));
-    }
+    all.extend(engine.api_key_file.as_ref().map(|key| bind(key, KEY_IN_CONTAINER, true)));
+    all.push(bind(&extra.tool, TOOL_IN_CONTAINER, true));
     all
 }
 
 #[cfg(test)]
 mod tests {
+    use sparklane_lane::generation::Ray;
+
     use super::*;
     use crate::load::tests::sample;
 
@@ -125,9 +127,10 @@ mod tests {
     #[test]
     fn arrays_reach_docker_unchanged() {
         let body = container(&sample("head"), &extra());
-        assert_eq!(body.entrypoint, Some(vec!["/sparklane-sim".to_owned()]));
+        assert_eq!(body.entrypoint, Some(vec![TOOL_IN_CONTAINER.to_owned()]));
         let cmd = body.cmd.unwrap();
-        assert_eq!(cmd[2], "{\"method\":\"dspark\",\"num_speculative_tokens\":7}");
+        assert_eq!(cmd[..3], ["entry", "--", "/sparklane-sim"]);
+        assert_eq!(cmd[5], "{\"method\":\"dspark\",\"num_speculative_tokens\":7}");
         assert_eq!(body.env, Some(vec!["A=1".to_owned(), "NCCL_SOCKET_IFNAME=rail1".to_owned()]));
         let host = body.host_config.unwrap();
         assert_eq!(host.network_mode.as_deref(), Some("host"));
@@ -153,14 +156,23 @@ mod tests {
     }
 
     #[test]
+    fn rays_plan_is_one_argument() {
+        let mut generation = sample("worker");
+        let ray = Ray { gcs: "10.0.0.1:6379".into(), join_secs: 120, head: None };
+        generation.engine.ray = Some(ray.clone());
+        let cmd = container(&generation, &extra()).cmd.unwrap();
+        assert_eq!((cmd[1].as_str(), cmd[3].as_str()), ("--ray", "--"));
+        assert_eq!(serde_json::from_str::<Ray>(&cmd[2]).unwrap(), ray);
+    }
+
+    #[test]
     fn the_key_is_mounted_and_never_in_argv_or_env() {
         let mut generation = sample("head");
         generation.engine.api_key_file = Some("/var/lib/sparklane/keys/api".into());
         let body = container(&generation, &extra());
         assert_eq!(body.entrypoint, Some(vec![TOOL_IN_CONTAINER.to_owned()]));
         let cmd = body.cmd.clone().unwrap();
-        assert_eq!(cmd[..5], ["engine", "entry", "--api-key-file", KEY_IN_CONTAINER, "--"]);
-        assert_eq!(cmd[5], "/sparklane-sim");
+        assert_eq!(cmd[..5], ["entry", "--api-key-file", KEY_IN_CONTAINER, "--", "/sparklane-sim"]);
         assert!(!serde_json::to_string(&body).unwrap().contains(crate::key::KEY_ENV));
         let mounts = body.host_config.unwrap().mounts.unwrap();
         assert!(mounts.iter().all(|m| m.read_only == Some(true)));

@@ -115,8 +115,14 @@ pub struct Weights {
 pub struct Engine {
     /// Container name.
     pub container: String,
-    /// Program and arguments inside the container; never a shell.
+    /// Program and arguments inside the container; never a shell. On a worker of a Ray lane it is `ray start`.
     pub argv: Vec<String>,
+    /// How Ray comes up around `argv`, in a lane whose ranks meet through it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ray: Option<Ray>,
+    /// Memory that must be free before the container starts, in a lane that takes a share of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryGate>,
     /// Environment, complete and sorted.
     pub env: BTreeMap<String, String>,
     /// Bind mounts.
@@ -145,6 +151,44 @@ pub struct Engine {
     pub stop_secs: u32,
     /// Cache roots on the node, all derived from the lane's name.
     pub cache_roots: BTreeMap<String, String>,
+}
+
+/// `MemAvailable` must be at least this share of `MemTotal` and the margin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryGate {
+    /// The engine's share (`--gpu-memory-utilization`), in millionths.
+    pub share_ppm: u32,
+    /// Bytes that must be free beside it.
+    pub margin_bytes: u64,
+    /// Seconds until the wait is a failure.
+    pub wait_secs: u32,
+}
+
+/// Ray on one node, as the container's entry brings it up.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Ray {
+    /// `ADDRESS:PORT` of the GCS, on the head's rail 1.
+    pub gcs: String,
+    /// Seconds until all nodes are in.
+    pub join_secs: u32,
+    /// What the head does besides; absent on a worker.
+    pub head: Option<RayHead>,
+}
+
+/// Ray on the head.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RayHead {
+    /// Program and arguments that run GCS and raylet until they end.
+    pub start: Vec<String>,
+    /// Port of the dashboard on loopback; it answers who is in.
+    pub dashboard_port: u16,
+    /// Addresses on rail 1 of exactly the nodes that must be in, by rank.
+    pub nodes: Vec<String>,
+    /// GPUs that each of them must bring.
+    pub gpus_per_node: u32,
 }
 
 /// A bind mount.

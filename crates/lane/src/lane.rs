@@ -35,6 +35,9 @@ pub struct Lane {
     /// How the container is made.
     #[serde(default)]
     pub container: Container,
+    /// Memory that must be free before it starts.
+    #[serde(default)]
+    pub memory: MemoryMargin,
     /// Checks with budgets.
     pub gates: Vec<LaneGate>,
     /// Times, in seconds.
@@ -62,14 +65,22 @@ pub struct Model {
 pub enum Executor {
     /// A Ray cluster; the head runs its GCS.
     Ray {
-        /// Port of the GCS on the head's rail 1.
+        /// Port of the GCS on the head's rail 1; the five above it are Ray's other fixed ones.
         port: u16,
+        /// Seconds until all nodes must be in Ray's session.
+        #[serde(default = "join_secs")]
+        join_secs: u32,
     },
     /// vLLM's own: one process group per node, rendezvous on the head.
     Mp {
         /// Rendezvous port on the head's rail 1.
         port: u16,
     },
+}
+
+/// Both containers start within a second of each other, and Ray takes 5 to 10 s when its files are cold.
+fn join_secs() -> u32 {
+    120
 }
 
 /// Where the API listens, on the head.
@@ -223,6 +234,33 @@ impl Default for Container {
             shm_bytes: shm_bytes(),
             oom_score_adj: None,
         }
+    }
+}
+
+/// Memory that must be free before the engine starts: `serve.gpuMemoryUtilization` of all, and a margin. Unified memory
+/// is the host's too: an engine that starts into a full one dies in its rendezvous and takes its peer along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MemoryMargin {
+    /// Bytes beside the engine's share.
+    #[serde(default = "margin_bytes")]
+    pub margin_bytes: u64,
+    /// Seconds that the start waits for it before it fails.
+    #[serde(default = "memory_wait_secs")]
+    pub wait_secs: u32,
+}
+
+fn margin_bytes() -> u64 {
+    3 << 30
+}
+
+fn memory_wait_secs() -> u32 {
+    600
+}
+
+impl Default for MemoryMargin {
+    fn default() -> Self {
+        Self { margin_bytes: margin_bytes(), wait_secs: memory_wait_secs() }
     }
 }
 

@@ -10,6 +10,7 @@ pub mod formulas;
 pub mod generation;
 pub mod ids;
 pub mod image;
+pub mod ladder;
 pub mod lane;
 pub mod problem;
 pub mod reader;

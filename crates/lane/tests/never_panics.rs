@@ -35,7 +35,7 @@ fn sound() -> Value {
             "env": {"A": "1"}, "container": {"ulimits": {"stack": 1}},
             "gates": [{"name": "t", "scope": "cluster", "budgetSecs": 20,
                 "check": {"kind": "tokens", "prompt": "hi", "maxTokens": 8, "minTokens": 1}}],
-            "budgets": {"startSecs": 600, "confirmSecs": 30, "stopSecs": 40}}},
+            "budgets": {"startSecs": 900, "confirmSecs": 30, "stopSecs": 40}}},
         "clusters": {"c": {"name": "c", "description": "", "defaultLane": "l", "buildSystem": "x86_64-linux",
             "ssh": {"user": "o"}, "trustedKey": null, "keepReleases": 5, "absent": ["rdma"],
             "nodes": {"head": node("head", 0, 1), "worker": node("worker", 1, 2)}}},

@@ -110,3 +110,36 @@ fn the_weights_are_the_published_ones() {
     assert_eq!(shards.map(|f| f.size).sum::<u64>(), 166_886_535_336);
     assert_eq!(weights.files.len(), 53);
 }
+
+#[test]
+fn rays_start_is_told_everything() {
+    let catalog = common::catalog();
+    let rendered = render_all(catalog.input("sparks", "ray-0731").unwrap()).unwrap();
+    let (head, worker) = (&rendered[0].generation.engine, &rendered[1].generation.engine);
+    let (on_head, on_worker) = (head.ray.as_ref().unwrap(), worker.ray.as_ref().unwrap());
+    assert_eq!((&on_head.gcs, on_head.join_secs), (&on_worker.gcs, on_worker.join_secs));
+    let own = on_head.head.as_ref().unwrap();
+    assert_eq!(on_worker.head, None);
+    assert_eq!(own.nodes, ["10.0.0.1", "10.0.0.2"]);
+    assert_eq!(own.start[..3], ["/usr/local/bin/ray", "start", "--head"]);
+    // The dashboard runs programs for everyone who reaches it.
+    assert!(own.start.contains(&"--dashboard-host=127.0.0.1".to_owned()));
+    for (start, address) in [(&own.start, "10.0.0.1"), (&worker.argv, "10.0.0.2")] {
+        assert_eq!(start.last().map(String::as_str), Some("--block"));
+        assert!(start.contains(&format!("--node-ip-address={address}")), "{start:?}");
+        let mut ports: Vec<&str> =
+            start.iter().filter(|a| a.contains("port=")).filter_map(|a| a.split_once('=')).map(|a| a.1).collect();
+        let all = ports.len();
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), all, "{start:?}");
+    }
+    for engine in [head, worker] {
+        assert_eq!(engine.env["RAY_memory_monitor_refresh_ms"], "0");
+        assert_eq!(engine.env["RAY_worker_oom_score_adjustment"], "0");
+        let gate = engine.memory.unwrap();
+        assert_eq!((gate.share_ppm, gate.margin_bytes, gate.wait_secs), (850_000, 3 << 30, 600));
+    }
+    let mp = render_all(catalog.input("sparks", "mp-0251").unwrap()).unwrap();
+    assert_eq!(mp[1].generation.engine.ray, None);
+}

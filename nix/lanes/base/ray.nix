@@ -36,8 +36,6 @@ import ./over.nix {
     NCCL_NET = "IB";
     NCCL_NET_GDR_LEVEL = "5";
     RAY_DISABLE_MEMORY_MONITOR = "1";
-    RAY_memory_monitor_refresh_ms = "0";
-    RAY_worker_oom_score_adjustment = "0";
     VLLM_USE_B12X_MOE = "1";
     VLLM_USE_BREAKABLE_CUDAGRAPH = "0";
     VLLM_USE_FLASHINFER_SAMPLER = "1";

@@ -1,14 +1,13 @@
 //! How a run ends, its words and the unit's exit code. Pure.
 
 use crate::docker::Exit;
+use crate::entry;
 use crate::error::{EXIT_CONFIG, EngineError};
 
 /// The attempt is over because another node's rank is gone.
 pub const EXIT_PEER: u8 = 75;
 /// The engine was alive but did not do its work, and was stopped.
 pub const EXIT_STUCK: u8 = 76;
-/// Ended by itself with 0, as `sparklane entry` in the container says it.
-pub const EXIT_ALONE: i64 = 70;
 
 /// How a run ended.
 #[derive(Debug)]
@@ -55,16 +54,17 @@ pub fn code(result: &Result<End, EngineError>) -> u8 {
 pub fn exit_code(container: i64) -> u8 {
     match container {
         0 => 1,
-        2 => EXIT_CONFIG,
+        // Usage, and a program that is not there or none: of the lane, so no restart mends it.
+        2 | 126 | 127 => EXIT_CONFIG,
         code => u8::try_from(code).unwrap_or(1),
     }
 }
 
 fn exit_words(exit: &Exit, cause: Option<&str>) -> String {
     let mut words = match exit.code {
-        0 | EXIT_ALONE => "ended by itself with code 0, which counts as a failure (a rank died?)".to_owned(),
+        0 => "ended by itself with code 0, which counts as a failure (a rank died?)".to_owned(),
         2 => "refused its command line (code 2)".to_owned(),
-        code => format!("ended with code {code}"),
+        code => entry::judge::words(code).map_or_else(|| format!("ended with code {code}"), str::to_owned),
     };
     if exit.oom {
         words.push_str(", killed by the kernel for memory");

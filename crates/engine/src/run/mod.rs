@@ -22,6 +22,7 @@ use tokio::task::JoinSet;
 use crate::docker::Client;
 use crate::error::EngineError;
 use crate::lines::{LineCutter, Tail};
+use crate::memory::gate;
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
@@ -230,6 +231,7 @@ impl<'a> Run<'a> {
         let image = self.setup.client.image(&generation.image).await?;
         self.setup.client.remove_ours(&engine.container, engine.stop_secs).await?;
         prepare::check(generation)?;
+        self.enough_memory().await?;
         if self.role().decides() {
             // From here on a worker may start: the container is made meanwhile.
             let random = |source| EngineError::Io { what: "get random bytes", source };
@@ -241,6 +243,15 @@ impl<'a> Run<'a> {
         let id = self.setup.client.create(&engine.container, spec::container(generation, &extra)).await?;
         self.container_id = Some(id.clone());
         Ok(id)
+    }
+
+    /// An engine that starts into a full memory takes the others' attempt down with it, so this comes before they are told.
+    async fn enough_memory(&mut self) -> Result<(), EngineError> {
+        let Some(wanted) = self.setup.generation.engine.memory else { return Ok(()) };
+        let mut tell = |short: &gate::Shortage| self.wait_for(format!("memory to be free: {short}"));
+        gate::wait_for_memory(&wanted, Path::new(gate::MEMINFO), &mut tell).await?;
+        self.waits = None;
+        Ok(())
     }
 
     /// Waits until the other ranks are there to start with. Gives the reason when the attempt is over before it began.

@@ -14,6 +14,7 @@ mod files;
 mod first;
 mod heal;
 mod images;
+mod memory;
 mod model;
 mod network;
 #[path = "../../../weights/tests/support/noise.rs"]
@@ -23,5 +24,6 @@ mod preflight;
 #[path = "../support/python.rs"]
 mod python;
 mod ray;
+mod ray_faults;
 mod switch;
 mod weights;

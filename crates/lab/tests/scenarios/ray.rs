@@ -8,6 +8,7 @@ use sparklane_lab::HOST_ADDRESS;
 
 use crate::images::{PORT, Registry, SLOWLY, deploy, forget, running};
 use crate::python::{self, Base};
+use crate::ray_faults;
 use crate::support::{NODES, Rig, workspace};
 
 const LANES: [&str; 2] = ["lab-ray", "lab-ray-noted"];
@@ -81,11 +82,14 @@ fn publish(rig: &Rig, dir: &Utf8Path, reference: &str, specs: &[Value]) {
              in\nspec // {{ layers = map own spec.layers; }}\n"
         );
         let image = format!(
-            "import ./lab-sim.nix // {{ name = \"{name}\"; reference = \"{reference}\"; pinWith = \"sparklane image build\"; }}\n"
+            "import ./lab-sim.nix // {{ name = \"{name}\"; reference = \"{reference}\"; ray = \"/usr/local/bin/ray\"; \
+             pinWith = \"sparklane image build\"; }}\n"
         );
+        // The first lane's ranks meet through Ray; the second has Ray in its image only.
+        let executor = if name == LANES[0] { ray_faults::EXECUTOR } else { "" };
         let lane = format!(
             "import ./base/lab.nix {{\n  name = \"{name}\";\n  description = \"Ray in an image made here\";\n  \
-             image = \"{name}\";\n}}\n"
+             image = \"{name}\";\n  {executor}\n}}\n"
         );
         std::fs::write(flake.join(format!("images/compose/{name}.json")), spec.to_string()).unwrap();
         std::fs::write(flake.join(format!("images/compose/{name}.nix")), compose).unwrap();
@@ -94,7 +98,7 @@ fn publish(rig: &Rig, dir: &Utf8Path, reference: &str, specs: &[Value]) {
     }
 }
 
-/// Ray in the image, started and used: a remote task's answer.
+/// Ray in the image, started beside the lane's and used: a remote task's answer.
 fn ray(rig: &Rig, node: &str, image: &str) -> String {
     let program = "import ray; ray.init(num_cpus=1, include_dashboard=False, object_store_memory=80000000, \
                    log_to_driver=False); print(ray.get(ray.remote(lambda x: x + 2).remote(40)), ray.__version__)";
@@ -127,10 +131,8 @@ fn lab_ray_is_deployed_runs_ray_and_is_rolled_back() {
     deploy(&rig, LANES[0], &SLOWLY).is(0, "committed");
     rig.one_release(LANES[0]);
     let config = |i: usize| built[i]["config"].as_str().unwrap().to_owned();
-    for node in NODES {
-        assert_eq!(running(&rig, node), config(0), "{node}");
-        assert_eq!(ray(&rig, node, &config(0)), "42 2.57.0", "{node}");
-    }
+    NODES.iter().for_each(|node| assert_eq!(running(&rig, node), config(0), "{node}"));
+    ray_faults::all(&rig, &config(0));
     assert_eq!(
         registry.blobs_fetched_by("10.77.0.10"),
         1,
@@ -141,7 +143,10 @@ fn lab_ray_is_deployed_runs_ray_and_is_rolled_back() {
     // The other image's base and first layers are there: nothing is fetched.
     deploy(&rig, LANES[1], &SLOWLY).is(0, "committed");
     rig.one_release(LANES[1]);
-    NODES.iter().for_each(|node| assert_eq!(running(&rig, node), config(1), "{node}"));
+    for node in NODES {
+        assert_eq!(running(&rig, node), config(1), "{node}");
+        assert_eq!(ray(&rig, node, &config(1)), "42 2.57.0", "{node}");
+    }
     assert_eq!(registry.blobs_fetched_by("10.77.0.10"), 1);
     rig.app(&["rollback"]).is(0, "committed");
     rig.one_release(LANES[0]);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Input, RenderError};
+use super::{Input, RenderError, ray};
 use crate::cluster::Node;
 use crate::lane::{Executor, Serve};
 
@@ -10,17 +10,9 @@ use crate::lane::{Executor, Serve};
 pub(super) fn render(input: Input<'_>, node: &Node) -> Result<Vec<String>, RenderError> {
     let Input { cluster, lane, image, .. } = input;
     let (_, head) = cluster.head().ok_or_else(|| RenderError::NoHead(cluster.name.to_string()))?;
-    if let (Executor::Ray { port }, false) = (lane.executor, node.role.decides()) {
-        // Ray starts the rank itself; the worker only joins. The head's container entry starts the GCS.
-        let ray = image.ray.clone().ok_or_else(|| RenderError::NoRay(image.name.clone()))?;
-        return Ok(vec![
-            ray,
-            "start".to_owned(),
-            format!("--address={}:{port}", head.rail1.address),
-            format!("--node-ip-address={}", node.rail1.address),
-            "--num-gpus=1".to_owned(),
-            "--block".to_owned(),
-        ]);
+    if let (Executor::Ray { port, .. }, false) = (lane.executor, node.role.decides()) {
+        // Ray starts the rank itself; the worker only joins.
+        return ray::join(input, node, &format!("{}:{port}", head.rail1.address), port);
     }
     let mut argv = image.serve.clone();
     argv.push(lane.model.path.clone());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Input, STATE};
 use crate::cluster::{Absent, Node};
 use crate::image::EnvMeaning;
-use crate::lane::Lane;
+use crate::lane::{Executor, Lane};
 
 /// Compile caches: the variable that moves each, and the name of its folder. A cache made by one image's sources must
 /// never be read by another's, so each lane has its own.
@@ -17,7 +17,7 @@ pub const CACHE_KINDS: [(&str, &str); 4] = [
 ];
 
 /// Names that follow from the cluster or the lane's name and that no lane may set.
-pub const SET_BY_TOOL: [&str; 9] = [
+pub const SET_BY_TOOL: [&str; 11] = [
     "VLLM_HOST_IP",
     "NCCL_SOCKET_IFNAME",
     "GLOO_SOCKET_IFNAME",
@@ -27,7 +27,14 @@ pub const SET_BY_TOOL: [&str; 9] = [
     "TILELANG_CACHE_DIR",
     "TRITON_CACHE_DIR",
     "VLLM_CACHE_ROOT",
+    "RAY_memory_monitor_refresh_ms",
+    "RAY_worker_oom_score_adjustment",
 ];
+
+/// What Ray must be told on every node. Its memory monitor takes the GPU's share of a unified memory for a leak, and it
+/// offers its workers, which are the ranks, to the kernel as first victims.
+pub const RAY_ENV: [(&str, &str); 2] =
+    [("RAY_memory_monitor_refresh_ms", "0"), ("RAY_worker_oom_score_adjustment", "0")];
 
 /// Renders the environment of one node: the image's layout, the lane's wishes, then the facts of the cluster.
 pub(super) fn render(input: Input<'_>, node: &Node) -> BTreeMap<String, String> {
@@ -46,6 +53,9 @@ pub(super) fn render(input: Input<'_>, node: &Node) -> BTreeMap<String, String> 
     }
     for (variable, kind) in CACHE_KINDS {
         set(variable, cache_target(kind));
+    }
+    if let Executor::Ray { .. } = lane.executor {
+        env.extend(RAY_ENV.map(|(name, value)| (name.to_owned(), value.to_owned())));
     }
     env
 }

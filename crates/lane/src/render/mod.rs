@@ -3,12 +3,13 @@
 mod argv;
 mod env;
 mod files;
+mod ray;
 
 use std::collections::BTreeMap;
 
 use crate::cluster::{Absent, Cluster, Node};
 use crate::generation::{
-    Budgets, Engine, Gate, GateKind, Generation, Image, ManagedFile, Mount, Peer, SCHEMA, Weights,
+    Budgets, Engine, Gate, GateKind, Generation, Image, ManagedFile, MemoryGate, Mount, Peer, SCHEMA, Weights,
 };
 use crate::ids::NodeName;
 use crate::image::ImageSpec;
@@ -17,8 +18,9 @@ use crate::sha256_hex;
 use crate::weights::WeightsManifest;
 
 pub use argv::flags_of;
-pub use env::{CACHE_KINDS, SET_BY_TOOL};
+pub use env::{CACHE_KINDS, RAY_ENV, SET_BY_TOOL};
 pub use files::{DROP_IN, ENGINE_UNIT, Rendered as FileContent};
+pub use ray::{ACTOR_PORTS, NEXT_PORTS, OTHER_PORTS};
 
 /// Folder of everything a node keeps.
 const STATE: &str = "/var/lib/sparklane";
@@ -156,6 +158,8 @@ fn engine(input: Input<'_>, node: &Node) -> Result<Engine, RenderError> {
     Ok(Engine {
         container: "sparklane-engine".to_owned(),
         argv: argv::render(input, node)?,
+        ray: ray::render(input, node)?,
+        memory: memory_gate(lane),
         env: env::render(input, node),
         mounts: mounts(input, &cache_roots),
         devices: container.devices.iter().filter(|_| cluster.has(Absent::Rdma)).cloned().collect(),
@@ -170,6 +174,17 @@ fn engine(input: Input<'_>, node: &Node) -> Result<Engine, RenderError> {
         api_key_file: lane.api.key_file.clone(),
         stop_secs: lane.budgets.stop_secs,
         cache_roots,
+    })
+}
+
+/// An engine that takes a share of the memory waits until that share is free; one that takes what it needs does not.
+fn memory_gate(lane: &Lane) -> Option<MemoryGate> {
+    let share = lane.serve.gpu_memory_utilization.filter(|share| *share > 0.0 && *share <= 1.0)?;
+    Some(MemoryGate {
+        // Between 0 and a million, so nothing is cut off.
+        share_ppm: (share * 1e6).round() as u32,
+        margin_bytes: lane.memory.margin_bytes,
+        wait_secs: lane.memory.wait_secs,
     })
 }
 

@@ -4,7 +4,7 @@ use crate::formulas::{capture_size, kv_blocks, memory_budget};
 use crate::image::SpeculationRange;
 use crate::lane::Executor;
 use crate::problem::{Problem, closest};
-use crate::render::{Input, flags_of};
+use crate::render::{ACTOR_PORTS, Input, NEXT_PORTS, OTHER_PORTS, flags_of};
 
 /// Every node is one rank: tensor × pipeline parallel size = nodes.
 pub(super) fn ranks_match_nodes(input: &Input<'_>) -> Vec<Problem> {
@@ -180,6 +180,27 @@ pub(super) fn executor_is_in_image(input: &Input<'_>) -> Vec<Problem> {
     }
 }
 
+/// Ray's fixed ports are free of each other's and of the API's.
+pub(super) fn rays_ports_are_free(input: &Input<'_>) -> Vec<Problem> {
+    let Executor::Ray { port, .. } = input.lane.executor else {
+        return Vec::new();
+    };
+    let own = port..=port.saturating_add(NEXT_PORTS.len() as u16);
+    let others = OTHER_PORTS.into_iter().chain([input.lane.api.port, input.lane.watchdog.port]);
+    let taken = others.into_iter().find(|p| own.contains(p));
+    let what = match taken {
+        Some(taken) => format!("is {port}: it and the five ports above it are Ray's, {taken} is taken"),
+        None if ACTOR_PORTS.contains(own.start()) || ACTOR_PORTS.contains(own.end()) => {
+            format!("is {port}: Ray's actors have {} to {}", ACTOR_PORTS.start(), ACTOR_PORTS.end())
+        }
+        None if port < 1024 || own.end() - own.start() < NEXT_PORTS.len() as u16 => {
+            format!("is {port}, expected 1024 to {}", u16::MAX - NEXT_PORTS.len() as u16)
+        }
+        None => return Vec::new(),
+    };
+    vec![Problem::error("executor.port", what)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::fixture::case;
@@ -272,9 +293,21 @@ mod tests {
     #[test]
     fn executor() {
         let mut case = case();
-        case.lane.executor = crate::lane::Executor::Ray { port: 6379 };
+        case.lane.executor = crate::lane::Executor::Ray { port: 6379, join_secs: 60 };
         assert_eq!(case.found(), []);
         case.image.ray = None;
         assert_eq!(case.found(), [(Error, "executor.kind".into())]);
+    }
+
+    #[test]
+    fn ray_ports() {
+        let mut case = case();
+        for (port, bad) in
+            [(6379, false), (8260, true), (7995, true), (7994, false), (20_500, true), (65_531, true), (80, true)]
+        {
+            case.lane.executor = crate::lane::Executor::Ray { port, join_secs: 60 };
+            let found = if bad { vec![(Error, "executor.port".into())] } else { vec![] };
+            assert_eq!(case.found(), found, "{port}");
+        }
     }
 }

@@ -20,6 +20,7 @@ const LANE_RULES: &[Rule] = &[
     engine::async_scheduling_is_said,
     engine::extra_args_are_extra,
     engine::executor_is_in_image,
+    engine::rays_ports_are_free,
     service::description_is_a_line,
     service::api_is_guarded,
     service::env_is_ours_to_set,
@@ -28,6 +29,7 @@ const LANE_RULES: &[Rule] = &[
     service::env_is_no_secret,
     service::gates_make_sense,
     service::budgets_fit,
+    service::waits_fit_the_start,
     service::watchdog_fits,
     service::drain_fits,
 ];
@@ -87,7 +89,7 @@ pub(crate) mod fixture {
                 "speculativeConfig": {"method": "dspark", "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}},
             "gates": [{"name": "tokens", "scope": "cluster", "budgetSecs": 20,
                 "check": {"kind": "tokens", "prompt": "hi", "maxTokens": 8, "minTokens": 1}}],
-            "budgets": {"startSecs": 600, "confirmSecs": 30, "stopSecs": 40}});
+            "budgets": {"startSecs": 900, "confirmSecs": 30, "stopSecs": 40}});
         let image = json!({"name": "i", "description": "", "reference": "r", "systems": ["aarch64-linux"], "vllm": "0.25.2",
             "serve": ["/usr/local/bin/vllm", "serve"], "ray": "/usr/local/bin/ray", "kvBlockBytes": 1000,
             "env": {"registered": ["NCCL_*"], "ignored": ["VLLM_OLD"], "forbidden": ["VLLM_BAD=1"]},

@@ -159,6 +159,21 @@ pub(super) fn drain_fits(input: &Input<'_>) -> Vec<Problem> {
     vec![Problem::error("budgets.stopSecs", what)]
 }
 
+/// What the start waits for must end before systemd ends the start, or nobody learns what it was.
+pub(super) fn waits_fit_the_start(input: &Input<'_>) -> Vec<Problem> {
+    let memory = input.lane.serve.gpu_memory_utilization.map_or(0, |_| input.lane.memory.wait_secs);
+    let join = match input.lane.executor {
+        Executor::Ray { join_secs, .. } => join_secs,
+        Executor::Mp { .. } => 0,
+    };
+    let start = input.lane.budgets.start_secs;
+    if start > memory.saturating_add(join) {
+        return Vec::new();
+    }
+    let what = format!("is {start}, not above memory.waitSecs {memory} and executor.joinSecs {join}");
+    vec![Problem::error("budgets.startSecs", what)]
+}
+
 /// The watchdog's times make sense, and its port is its own.
 pub(super) fn watchdog_fits(input: &Input<'_>) -> Vec<Problem> {
     let watchdog = input.lane.watchdog;
@@ -173,7 +188,7 @@ pub(super) fn watchdog_fits(input: &Input<'_>) -> Vec<Problem> {
             problems.push(Problem::error(format!("watchdog.{key}"), format!("is {value}, expected at least {least}")));
         }
     }
-    let (Executor::Mp { port } | Executor::Ray { port }) = input.lane.executor;
+    let (Executor::Mp { port } | Executor::Ray { port, .. }) = input.lane.executor;
     for (other, key) in [(port, "executor.port"), (input.lane.api.port, "api.port")] {
         if watchdog.port == other {
             problems.push(Problem::error("watchdog.port", format!("is {other}, which is {key}")));
@@ -189,7 +204,7 @@ const LEAST_GRACE_SECS: u32 = 5;
 mod tests {
     use super::super::fixture::case;
     use crate::generation::GateScope;
-    use crate::lane::GateCheck;
+    use crate::lane::{Executor, GateCheck};
     use crate::problem::Severity::{Error, Warning};
 
     #[test]
@@ -282,6 +297,15 @@ mod tests {
         assert_eq!(case.found(), []);
         case.lane.budgets.confirm_secs = 0;
         assert_eq!(case.found(), [(Error, "budgets.confirmSecs".into())]);
+        case.lane.budgets.confirm_secs = 30;
+        case.lane.budgets.start_secs = 600;
+        assert_eq!(case.found(), [(Error, "budgets.startSecs".into())]);
+        case.lane.memory.wait_secs = 500;
+        assert_eq!(case.found(), []);
+        case.lane.executor = Executor::Ray { port: 6379, join_secs: 100 };
+        assert_eq!(case.found(), [(Error, "budgets.startSecs".into())]);
+        case.lane.serve.gpu_memory_utilization = None;
+        assert_eq!(case.found(), []);
     }
 
     #[test]
