@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::Fabric;
 use crate::ids::{ClusterName, LaneName, NodeName, Role, System};
 
 /// A cluster.
@@ -35,6 +36,9 @@ pub struct Cluster {
     /// Files that generations manage on these machines.
     #[serde(default)]
     pub host: Host,
+    /// How `sparklane fabric verify` judges these machines.
+    #[serde(default)]
+    pub fabric: Fabric,
 }
 
 fn keep_releases() -> u32 {
