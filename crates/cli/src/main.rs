@@ -7,6 +7,7 @@ mod build;
 mod deploy;
 mod deploy_rs;
 mod engine;
+mod fabric;
 mod image;
 mod lab;
 mod lane;
@@ -60,6 +61,8 @@ enum Command {
     Lane(lane::Args),
     /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
     Weights(weights::Args),
+    /// The machines and the cable between them: verify, judge measurements.
+    Fabric(fabric::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
     /// Build a derivation's output (run by Nix).
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
         Command::Weights(args) => weights::run(args),
+        Command::Fabric(args) => fabric::run(args),
         Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
     };

@@ -29,6 +29,8 @@ enum Command {
     Stage,
     /// Print the public key with which this node asks the head; made on first use.
     Key,
+    /// Print this node's facts as JSON, with packets over the rails as the request on stdin says; without one, none.
+    Facts,
     /// Tell whether docker has an image (digests on stdin) under the right number.
     ImageState,
     /// Print this node's images as JSON: what the lane wants, what docker has and runs, what the layout holds.
@@ -54,6 +56,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
             request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
+        Command::Facts => crate::fabric::node::facts(&paths).and_then(|f| print(&f)),
         Command::ImageState => image::state().and_then(|s| print(&s)),
         Command::ImageReport => image::report(&paths).and_then(|r| print(&r)),
         Command::ImageStage => return Ok(image::stage()),

@@ -81,8 +81,16 @@ impl NodeHandle {
     /// # Errors
     /// When the node cannot be reached, or its tool refuses or does not know the subcommand.
     pub fn report<T: DeserializeOwned>(&self, words: &[&str]) -> Result<Option<T>, DeployError> {
+        self.report_on(words, b"")
+    }
+
+    /// As [`NodeHandle::report`], with `input` on the subcommand's stdin.
+    ///
+    /// # Errors
+    /// As [`NodeHandle::report`].
+    pub fn report_on<T: DeserializeOwned>(&self, words: &[&str], input: &[u8]) -> Result<Option<T>, DeployError> {
         let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
-        let answer = self.remote.run(&argv, b"")?;
+        let answer = self.remote.run(&argv, input)?;
         if self.is_absent(&answer) {
             return Ok(None);
         }

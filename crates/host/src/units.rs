@@ -96,6 +96,16 @@ impl Systemd {
         })
     }
 
+    /// `DefaultLimitMEMLOCK` of the manager in bytes, which units without a limit of their own get; `u64::MAX` for none.
+    ///
+    /// # Errors
+    /// When systemd cannot be asked.
+    pub fn default_memlock(&self) -> Result<u64, HostError> {
+        let get = (MANAGER, "DefaultLimitMEMLOCK");
+        let value: zbus::OwnedVariant = Self::call(ROOT, "org.freedesktop.DBus.Properties", "Get", &get)?;
+        value.downcast_ref::<u64>().map_err(|e| HostError::Systemd(format!("DefaultLimitMEMLOCK: {e}")))
+    }
+
     fn properties(path: &str, interface: &str) -> Result<Vec<Property>, HostError> {
         let all: std::collections::HashMap<String, zbus::OwnedVariant> =
             Self::call(path, "org.freedesktop.DBus.Properties", "GetAll", &(interface,))?;

@@ -231,7 +231,9 @@ pub fn recorded(tool: &str, root: &Root) -> Result<NodeFacts, FabricError> {
     let path = root.path(RECORD);
     let bad = |why: String| FabricError::Record { path: path.clone(), why };
     let bytes = std::fs::read(&path).map_err(|e| bad(format!("{e}; the tree needs it beside its sys and proc")))?;
-    let live = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
+    let record: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
+    // What `sparklane node facts` prints is such a record too.
+    let live = Live::deserialize(record.get("live").unwrap_or(&record)).map_err(|e| bad(e.to_string()))?;
     Ok(NodeFacts { tool: tool.to_owned(), files: read_files(root, None), live, pings: Vec::new(), millis: 0 })
 }
 
