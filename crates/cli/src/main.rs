@@ -61,7 +61,7 @@ enum Command {
     Lane(lane::Args),
     /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
     Weights(weights::Args),
-    /// The machines and the cable between them: verify, judge measurements.
+    /// The machines and the cable between them: verify, measure, judge measurements.
     Fabric(fabric::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),

@@ -176,16 +176,17 @@ impl<'a> Flow<'a> {
         self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
     }
 
-    /// As [`Flow::reports`], with an input for each node; beside each answer this host's wall clock before and after, in
+    /// As [`Flow::reports`], with an input for each node and a longest wait; beside each answer this host's wall clock before and after, in
     /// milliseconds.
     pub fn reports_on<T: serde::de::DeserializeOwned + Send>(
         &self,
         words: &[&str],
+        limit: Duration,
         input: impl Fn(&NodeName) -> Vec<u8> + Sync,
     ) -> Vec<TimedReport<T>> {
         let ask = |node: &NodeHandle| {
             let sent = wall_millis();
-            let answer = node.report_on(words, &input(&node.member.node));
+            let answer = node.report_in(words, &input(&node.member.node), limit);
             Ok(TimedReport { node: node.member.node.clone(), answer, between: (sent, wall_millis()) })
         };
         let answers = self.each(ask).into_iter().zip(&self.nodes);
@@ -195,6 +196,19 @@ impl<'a> Flow<'a> {
             between: (0, 0),
         };
         answers.map(|(answer, node)| answer.unwrap_or_else(|error| dead(error, node))).collect()
+    }
+
+    /// What the head's tool answers to a subcommand with that input; `None` where no tool answers yet.
+    ///
+    /// # Errors
+    /// When the head cannot be reached, or its tool refuses.
+    pub fn head_report<T: serde::de::DeserializeOwned>(
+        &self,
+        words: &[&str],
+        input: &[u8],
+    ) -> Result<Option<T>, DeployError> {
+        let head = self.nodes.first().ok_or_else(|| DeployError::Refused("the cluster has no node".into()))?;
+        head.report_in(words, input, ssh::ANSWER)
     }
 
     /// Goes to the target: the whole transaction.

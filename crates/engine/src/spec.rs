@@ -1,6 +1,6 @@
 //! The container of a generation, as docker's API takes it. A pure function of its input.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount, MountType,
@@ -55,6 +55,35 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
         stop_timeout: Some(i64::from(engine.stop_secs)),
         host_config: Some(host_config(generation, extra)),
         ..ContainerCreateBody::default()
+    }
+}
+
+/// Value of [`ROLE_LABEL`] for a measurement's container, which no engine's cleaning takes for its own.
+pub const ROLE_BENCH: &str = "bench";
+
+/// The request body of a measurement in the lane's image: the engine's devices, limits and GPUs, another program and
+/// environment, nothing mounted.
+#[must_use]
+pub fn bench(
+    generation: &Generation,
+    extra: &Extra,
+    argv: &[String],
+    env: &BTreeMap<String, String>,
+) -> ContainerCreateBody {
+    let (program, arguments) = argv.split_at(1.min(argv.len()));
+    let labels = HashMap::from([
+        (LABEL.to_owned(), extra.label.clone()),
+        (ROLE_LABEL.to_owned(), ROLE_BENCH.to_owned()),
+        ("dev.sparklane.lane".to_owned(), generation.lane.to_string()),
+    ]);
+    let host = HostConfig { mounts: Some(Vec::new()), ..host_config(generation, extra) };
+    ContainerCreateBody {
+        entrypoint: Some(program.to_vec()),
+        cmd: Some(arguments.to_vec()),
+        env: Some(env.iter().map(|(name, value)| format!("{name}={value}")).collect()),
+        labels: Some(labels),
+        host_config: Some(host),
+        ..container(generation, extra)
     }
 }
 

@@ -5,6 +5,7 @@
 //! judges is a function over facts, so a recorded tree of a machine is judged as the machine itself.
 
 pub mod audit;
+pub mod bench;
 pub mod checks;
 pub mod error;
 pub mod facts;

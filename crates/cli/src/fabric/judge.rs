@@ -7,6 +7,7 @@ use serde::Serialize;
 use sparklane_fabric::nccl::{Log, parse};
 use sparklane_fabric::verdict::{Expected, GATE, Verdict, judge};
 
+use super::gate;
 use crate::report::Failure;
 
 /// Judge what a bandwidth test printed: the transport really used, and the likely cause of a low figure.
@@ -42,10 +43,6 @@ struct Judged<'a> {
     verdict: &'a Verdict,
     used_devices: Vec<&'a str>,
     log: &'a Log,
-}
-
-fn gate(text: &str) -> Result<f64, String> {
-    text.parse::<f64>().ok().filter(|g| g.is_finite() && *g > 0.0).ok_or_else(|| "is no positive number".to_owned())
 }
 
 /// Runs it.

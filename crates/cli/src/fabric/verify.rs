@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use serde::Serialize;
@@ -54,6 +54,9 @@ struct Verified {
     rows: Vec<Row>,
 }
 
+/// Longest wait for a node: its packets have 1.4 s twice, docker 5 s, ssh 10 s to connect.
+const LONGEST: Duration = Duration::from_secs(30);
+
 /// Runs it.
 ///
 /// # Errors
@@ -102,7 +105,7 @@ pub fn survey(flow: &Flow<'_>, cluster: &Cluster, kmsg: Option<&str>) -> Vec<Ask
         let request = Request { targets: targets(cluster, node), kmsg: kmsg.map(str::to_owned) };
         serde_json::to_vec(&request).unwrap_or_default()
     };
-    let answers = flow.reports_on::<NodeFacts>(&["node", "facts"], input);
+    let answers = flow.reports_on::<NodeFacts>(&["node", "facts"], LONGEST, input);
     let one = |report: sparklane_deploy::flow::TimedReport<NodeFacts>| {
         let facts = match report.answer {
             Ok(Some(facts)) => Ok(facts),

@@ -194,7 +194,7 @@ pub fn collect(tool: &str, targets: &[Target], kmsg: Option<&str>, ask: &dyn Ask
         let pings = scope.spawn(|| crate::ping::all(targets));
         let docker = scope.spawn(|| (ask.generation(), ask_docker(&root, ask), ask.unit_memlock()));
         let files = read_files(&root, kmsg);
-        let (addresses, routes, sockets) = netlink::ask(&files.index_of())?;
+        let netlink::Found { addresses, routes, sockets } = netlink::ask(&files.index_of())?;
         let mut unread = Vec::new();
         let (generation, docker, memlock) = docker
             .join()

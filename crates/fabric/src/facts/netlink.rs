@@ -41,11 +41,22 @@ pub struct Socket {
     pub inode: u32,
 }
 
+/// What the kernel answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Addresses of all netdevs.
+    pub addresses: Vec<Address>,
+    /// Routes of the main table.
+    pub routes: Vec<Route>,
+    /// Listening TCP sockets.
+    pub sockets: Vec<Socket>,
+}
+
 /// Asks the kernel for addresses, routes of the main table, and listening TCP sockets.
 ///
 /// # Errors
 /// When a question is not answered to its end.
-pub fn ask(names: &BTreeMap<u32, String>) -> Result<(Vec<Address>, Vec<Route>, Vec<Socket>), FabricError> {
+pub fn ask(names: &BTreeMap<u32, String>) -> Result<Found, FabricError> {
     let failed = |what| move |source| FabricError::Netlink { what, source };
     let addresses = dump(None, RTM_GETADDR, &[0; 8]).map_err(failed("addresses"))?;
     let routes = dump(None, RTM_GETROUTE, &[0; 12]).map_err(failed("routes"))?;
@@ -54,7 +65,7 @@ pub fn ask(names: &BTreeMap<u32, String>) -> Result<(Vec<Address>, Vec<Route>, V
         let found = dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family));
         sockets.extend(self::sockets(&found.map_err(failed("sockets"))?));
     }
-    Ok((self::addresses(&addresses, names), self::routes(&routes, names), sockets))
+    Ok(Found { addresses: self::addresses(&addresses, names), routes: self::routes(&routes, names), sockets })
 }
 
 /// `struct inet_diag_req_v2`: family, protocol, ext, pad, states, and a `struct inet_diag_sockid` of zeroes.
@@ -242,7 +253,7 @@ mod tests {
     fn the_kernel_of_this_machine_answers() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (addresses, _, sockets) = ask(&names()).unwrap();
+        let Found { addresses, sockets, .. } = ask(&names()).unwrap();
         assert!(addresses.iter().any(|a| a.netdev == "lo" && a.address.to_string() == "127.0.0.1"), "{addresses:?}");
         let ours = sockets.iter().find(|s| s.port == port).unwrap();
         assert!(ours.address.is_loopback() && ours.inode != 0, "{ours:?}");
