@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use sparklane_host::status::NodeStatus;
-use sparklane_lane::{Generation, LaneName, NodeName};
+use sparklane_lane::{Cluster, Generation, LaneName, NodeName};
 use sparklane_txn::cluster::{Member, drive};
 use sparklane_txn::spec::Side;
 use sparklane_txn::{Goal, State};
@@ -55,7 +55,12 @@ pub struct DeployOptions {
     pub hostnames: Vec<(NodeName, String)>,
     /// How images come to the nodes.
     pub images: ImageOptions,
+    /// What is asked of the nodes before a lane is staged; refuses.
+    pub preflight: Option<Preflight>,
 }
+
+/// A question to all nodes before anything changes, by a part that this crate does not know.
+pub type Preflight = fn(&Flow<'_>, &Cluster) -> Result<(), DeployError>;
 
 /// Where to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -228,6 +233,10 @@ impl<'a> Flow<'a> {
         }
         let requests = self.requests(&posts, &facts, plan.restarts_engine)?;
         let Some(first) = requests.first() else { return Err(DeployError::Refused("the cluster has no node".into())) };
+        // Never before a way back.
+        if let (Some(preflight), Target::Lane(_)) = (self.options.preflight, target) {
+            preflight(self, &self.site.cluster)?;
+        }
         if !self.options.goal.changes_nodes() {
             let checked = self.check_only(&requests)?;
             return Ok(self.timed(checked));

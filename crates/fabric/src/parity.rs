@@ -11,6 +11,7 @@ use crate::facts::NodeFacts;
 
 /// One thing to compare: its name, how to read it, what to do when it differs.
 struct Item {
+    check: Check,
     name: &'static str,
     of: fn(&NodeFacts) -> Option<String>,
     remedy: &'static str,
@@ -23,26 +24,93 @@ const SAME_UPDATE: &str =
 const DEPLOY: &str = "deploy: it brings all nodes to one release";
 
 const ITEMS: [Item; 15] = [
-    Item { name: "tool", of: |f| Some(f.tool.clone()), remedy: DEPLOY, needs: None },
-    Item { name: "lane", of: |f| Some(f.live.generation.as_ref()?.lane.clone()), remedy: DEPLOY, needs: None },
-    Item { name: "image", of: |f| f.live.generation.as_ref()?.image.clone(), remedy: DEPLOY, needs: None },
-    Item { name: "weights", of: |f| f.live.generation.as_ref()?.weights.clone(), remedy: DEPLOY, needs: None },
-    Item { name: "kernel", of: |f| f.files.system.kernel.clone(), remedy: SAME_UPDATE, needs: None },
-    Item { name: "distribution", of: |f| f.files.system.os.clone(), remedy: SAME_UPDATE, needs: None },
-    Item { name: "docker", of: |f| Some(f.live.docker.as_ref()?.version.clone()), remedy: SAME_UPDATE, needs: None },
-    Item { name: "DGX OS", of: |f| f.files.system.dgx.clone(), remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
-    Item { name: "driver", of: |f| f.files.system.driver.clone(), remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
-    Item { name: "CUDA", of: |f| f.files.system.cuda.clone(), remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
-    Item { name: "GPU firmware", of: |f| f.files.system.vbios.clone(), remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
+    Item { check: Check::Release, name: "tool", of: |f| Some(f.tool.clone()), remedy: DEPLOY, needs: None },
     Item {
+        check: Check::Release,
+        name: "lane",
+        of: |f| Some(f.live.generation.as_ref()?.lane.clone()),
+        remedy: DEPLOY,
+        needs: None,
+    },
+    Item {
+        check: Check::Release,
+        name: "image",
+        of: |f| f.live.generation.as_ref()?.image.clone(),
+        remedy: DEPLOY,
+        needs: None,
+    },
+    Item {
+        check: Check::Release,
+        name: "weights",
+        of: |f| f.live.generation.as_ref()?.weights.clone(),
+        remedy: DEPLOY,
+        needs: None,
+    },
+    Item {
+        check: Check::Parity,
+        name: "kernel",
+        of: |f| f.files.system.kernel.clone(),
+        remedy: SAME_UPDATE,
+        needs: None,
+    },
+    Item {
+        check: Check::Parity,
+        name: "distribution",
+        of: |f| f.files.system.os.clone(),
+        remedy: SAME_UPDATE,
+        needs: None,
+    },
+    Item {
+        check: Check::Parity,
+        name: "docker",
+        of: |f| Some(f.live.docker.as_ref()?.version.clone()),
+        remedy: SAME_UPDATE,
+        needs: None,
+    },
+    Item {
+        check: Check::Parity,
+        name: "DGX OS",
+        of: |f| f.files.system.dgx.clone(),
+        remedy: SAME_UPDATE,
+        needs: Some(Absent::Gpu),
+    },
+    Item {
+        check: Check::Parity,
+        name: "driver",
+        of: |f| f.files.system.driver.clone(),
+        remedy: SAME_UPDATE,
+        needs: Some(Absent::Gpu),
+    },
+    Item {
+        check: Check::Parity,
+        name: "CUDA",
+        of: |f| f.files.system.cuda.clone(),
+        remedy: SAME_UPDATE,
+        needs: Some(Absent::Gpu),
+    },
+    Item {
+        check: Check::Parity,
+        name: "GPU firmware",
+        of: |f| f.files.system.vbios.clone(),
+        remedy: SAME_UPDATE,
+        needs: Some(Absent::Gpu),
+    },
+    Item {
+        check: Check::Parity,
         name: "nvidia-container-toolkit",
         of: |f| f.files.system.toolkit.clone(),
         remedy: SAME_UPDATE,
         needs: Some(Absent::Gpu),
     },
-    Item { name: "board firmware", of: bios, remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
-    Item { name: "NIC firmware", of: nic_firmware, remedy: SAME_UPDATE, needs: Some(Absent::Rdma) },
-    Item { name: "NCCL environment", of: nccl, remedy: DEPLOY, needs: Some(Absent::Rdma) },
+    Item { check: Check::Parity, name: "board firmware", of: bios, remedy: SAME_UPDATE, needs: Some(Absent::Gpu) },
+    Item {
+        check: Check::Parity,
+        name: "NIC firmware",
+        of: nic_firmware,
+        remedy: SAME_UPDATE,
+        needs: Some(Absent::Rdma),
+    },
+    Item { check: Check::Release, name: "NCCL environment", of: nccl, remedy: DEPLOY, needs: Some(Absent::Rdma) },
 ];
 
 /// Boards of different makers have different numbers of the same firmware.
@@ -82,12 +150,12 @@ fn row(item: &Item, answers: &[(&NodeName, &NodeFacts)]) -> Option<Row> {
     let distinct: BTreeSet<&Option<String>> = values.iter().map(|(_, v)| v).collect();
     if let [only] = distinct.into_iter().collect::<Vec<_>>()[..] {
         let value = only.as_ref()?;
-        return Some(Row::ok(Check::Parity, None, format!("{} {value}", item.name).trim_end().to_owned()));
+        return Some(Row::ok(item.check, None, format!("{} {value}", item.name).trim_end().to_owned()));
     }
     let told: Vec<String> =
         values.iter().map(|(node, v)| format!("{node} {}", v.as_deref().unwrap_or("none"))).collect();
     let row =
-        Row::failed(Check::Parity, None, format!("{}: {}", item.name, told.join(", "))).wanted("the same on all nodes");
+        Row::failed(item.check, None, format!("{}: {}", item.name, told.join(", "))).wanted("the same on all nodes");
     let row = if item.name == "NIC firmware" {
         row.because("unequal firmware of the NICs is known to leave 3 GB/s of 21")
     } else {

@@ -8,21 +8,13 @@ use crate::checks::{Outcome, Row};
 #[must_use]
 pub fn text(rows: &[Row]) -> String {
     let mut out = String::new();
-    let bad = |row: &&Row| matches!(row.outcome, Outcome::Failed | Outcome::Warn);
     for row in rows {
         let _fits = writeln!(out, "{:<13} {:<17} {:<24} {}", row.outcome.word(), row.check, place(row), row.seen);
     }
-    let mut found = rows.iter().filter(bad).peekable();
-    if found.peek().is_some() {
+    let found = findings(rows);
+    if !found.is_empty() {
         out.push('\n');
-    }
-    for row in found {
-        let _fits = writeln!(out, "{} {} {}: {}", row.outcome.word(), row.check, place(row), row.seen);
-        for (name, text) in [("wanted", &row.wanted), ("cause", &row.cause), ("do", &row.remedy)] {
-            if let Some(text) = text {
-                let _fits = writeln!(out, "  {name}: {text}");
-            }
-        }
+        out.push_str(&found);
     }
     let count = |outcome: Outcome| rows.iter().filter(|r| r.outcome == outcome).count();
     let _fits = write!(
@@ -35,6 +27,21 @@ pub fn text(rows: &[Row]) -> String {
         count(Outcome::Skipped),
         count(Outcome::Ignored),
     );
+    out
+}
+
+/// Failures and warnings, each with what was wanted, its cause and what to do.
+#[must_use]
+pub fn findings(rows: &[Row]) -> String {
+    let mut out = String::new();
+    for row in rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed | Outcome::Warn)) {
+        let _fits = writeln!(out, "{} {} {}: {}", row.outcome.word(), row.check, place(row), row.seen);
+        for (name, text) in [("wanted", &row.wanted), ("cause", &row.cause), ("do", &row.remedy)] {
+            if let Some(text) = text {
+                let _fits = writeln!(out, "  {name}: {text}");
+            }
+        }
+    }
     out
 }
 

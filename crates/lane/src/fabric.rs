@@ -65,12 +65,14 @@ pub enum Check {
     Kernel,
     /// Nobody listens where nobody should.
     Listeners,
-    /// The nodes do not differ.
+    /// The machines do not differ: system, driver, firmware, docker.
     Parity,
+    /// What is deployed does not differ: tool, lane, image, weights, NCCL's environment.
+    Release,
 }
 
 /// All checks, in the order of the table.
-pub const CHECKS: [Check; 28] = [
+pub const CHECKS: [Check; 29] = [
     Check::Facts,
     Check::Nic,
     Check::Netdev,
@@ -99,6 +101,7 @@ pub const CHECKS: [Check; 28] = [
     Check::Kernel,
     Check::Listeners,
     Check::Parity,
+    Check::Release,
 ];
 
 impl fmt::Display for Check {
@@ -144,6 +147,9 @@ pub struct Fabric {
     /// Other weights than the usual, by the name of the check.
     #[serde(default)]
     pub severity: BTreeMap<Check, Severity>,
+    /// Whether `deploy` first verifies what it does not change itself, and refuses when something failed.
+    #[serde(default)]
+    pub preflight: bool,
     /// TCP listeners that may be there beside ours, sshd and those on loopback.
     #[serde(default)]
     pub listeners: Vec<AllowedListener>,
@@ -156,7 +162,7 @@ mod tests {
     #[test]
     fn every_check_is_in_the_table_once_and_in_order() {
         assert!(CHECKS.windows(2).all(|w| w[0] < w[1]));
-        assert_eq!(CHECKS.last(), Some(&Check::Parity));
+        assert_eq!(CHECKS.last(), Some(&Check::Release));
         assert_eq!(Check::MemlockUnit.to_string(), "memlock-unit");
     }
 }

@@ -12,6 +12,7 @@ use sparklane_fabric::checks::{Asked, Input, Outcome, Row, judge, mtu};
 use sparklane_fabric::facts::{NodeFacts, Root, recorded};
 use sparklane_fabric::ping::Target;
 use sparklane_fabric::table;
+use sparklane_lane::fabric::Check;
 use sparklane_lane::{Cluster, NodeName};
 
 use super::node::Request;
@@ -115,6 +116,37 @@ pub fn survey(flow: &Flow<'_>, cluster: &Cluster, kmsg: Option<&str>) -> Vec<Ask
         Asked { node: report.node, facts, between: Some(report.between) }
     };
     answers.into_iter().map(one).collect()
+}
+
+/// Before a deployment: refuses when something failed that the deployment would not mend itself, where the cluster file
+/// asks for it.
+///
+/// # Errors
+/// Refused, with every finding, its cause and what to do.
+pub fn preflight(flow: &Flow<'_>, cluster: &Cluster) -> Result<(), DeployError> {
+    if !cluster.fabric.preflight {
+        return Ok(());
+    }
+    let asked = survey(flow, cluster, None);
+    let rows = judge(Input { cluster, nodes: &asked });
+    let failed: Vec<Row> =
+        rows.into_iter().filter(|row| row.outcome == Outcome::Failed && counts_before(row.check, cluster)).collect();
+    if failed.is_empty() {
+        return Ok(());
+    }
+    Err(DeployError::Refused(format!("fabric.preflight of the cluster file:\n{}", table::findings(&failed).trim_end())))
+}
+
+/// What a generation places is wrong before it is placed.
+fn counts_before(check: Check, cluster: &Cluster) -> bool {
+    match check {
+        Check::Mtu | Check::Address | Check::Subnets | Check::RdmaMtu | Check::Gid | Check::Jumbo => {
+            cluster.host.rails.is_none()
+        }
+        Check::MemlockLogin => !cluster.host.memlock,
+        Check::MemlockContainer | Check::GpuContainer | Check::Nccl | Check::Release => false,
+        _ => true,
+    }
 }
 
 /// Both rails of every other node.

@@ -1,6 +1,8 @@
 //! Two Sparks as file trees, made after fabric-real.md (blocks ibv-cage1-mtu9000, gids-cage0, sysfs-paths, dgxrel-gx10,
 //! dmesg-pcie-bw, k-27w, meminfo-serving), and what each answers.
 
+#![allow(dead_code, reason = "the tests that share this need a part each")]
+
 use std::collections::BTreeMap;
 
 use camino::{Utf8Path, Utf8PathBuf};
@@ -204,9 +206,18 @@ impl Spark {
         self.remove("dev/infiniband");
     }
 
-    pub fn facts(&self, peer: &str, peer_last: u32) -> NodeFacts {
+    /// The folder, with the record of what no file tells.
+    pub fn tree(&self) -> Utf8PathBuf {
         self.put(RECORD, &self.live.to_string());
-        let mut facts = recorded("0.1.0", &Root::new(self.base())).unwrap();
+        self.base().to_owned()
+    }
+
+    pub fn root(&self) -> &Utf8Path {
+        self.base()
+    }
+
+    pub fn facts(&self, peer: &str, peer_last: u32) -> NodeFacts {
+        let mut facts = recorded("0.1.0", &Root::new(self.tree())).unwrap();
         facts.millis = 40;
         let ping = |(third, rail, netdev): (u8, &'static str, &str)| {
             let address = std::net::Ipv4Addr::new(10, 0, third, u8::try_from(peer_last).unwrap());

@@ -90,6 +90,7 @@ fn a_good_pair_is_judged_in_one_table_and_what_it_lacks_is_declared() {
         "clock",
         "login",
         "parity",
+        "release",
     ] {
         assert!(!rows(&said, check, "ok").is_empty(), "{check}: {said:#?}");
     }
@@ -213,6 +214,32 @@ fn a_limit_of_locked_memory_is_read_as_systemd_and_a_login_have_it() {
         let found = rows(&said, check, "failed");
         assert!(found.iter().any(|r| r.starts_with(node) && r.contains("8192 KiB")), "{check}: {found:#?}\n{said:#?}");
     }
+}
+
+#[test]
+#[ignore = "needs the lab"]
+fn a_deployment_refuses_a_rail_that_is_down_where_the_cluster_file_asks_for_it() {
+    let rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let file = rig.lab.root("control").join("root/sparklane/nix/clusters/lab.nix");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("absent =", "fabric.preflight = true;\n  absent =", 1)).unwrap();
+    let bin = crate::support::apps(&rig.lab);
+    std::fs::write(&file, text).unwrap();
+    assert_ne!(bin, rig.bin);
+    let deploy = || {
+        let line = [format!("{bin}/deploy").as_str(), "lab-b", "--cluster", "lab", "--json"].map(str::to_owned);
+        rig.run(&line, "").wait()
+    };
+    let refused = {
+        let _mended = Broken { rig: &rig, node: "worker", mend: "ip link set rail2 up" };
+        rig.sh("worker", "ip link set rail2 down");
+        deploy()
+    };
+    refused.is(1, "refused").because(&["fabric.preflight", "link worker rail2", "ip link set dev rail2 up"]);
+    assert_eq!(rig.one_release("lab-a"), before);
+    deploy().is(0, "committed");
+    rig.one_release("lab-b");
 }
 
 /// The lab has no RDMA, so a measurement that works ends in TCP, which never passes.
