@@ -74,6 +74,7 @@ fn transact(paths: &HostPaths, to: Side, goal: Goal, confirm: &Confirm, window: 
     let spec = spec(paths, &generation, to, goal, window)?;
     let txn = spec.txn.clone();
     let request = StageRequest {
+        peer_key: None,
         spec,
         public_key: None,
         head: None,

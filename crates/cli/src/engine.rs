@@ -1,16 +1,26 @@
 //! `sparklane engine`: the inside of `sparklane-engine.service`.
 
+use std::any::Any;
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args as ClapArgs, Subcommand};
 use miette::IntoDiagnostic as _;
 use sparklane_engine::docker::{Client, SOCKET};
+use sparklane_engine::pair::Pair;
 use sparklane_engine::run::{Setup, patience, supervise};
-use sparklane_engine::{EngineError, key, load, notify, state};
+use sparklane_engine::watch::{self, Guard};
+use sparklane_engine::{EngineError, evidence, key, load, notify, state};
+use sparklane_host::lock;
+use sparklane_host::paths::HostPaths;
+use sparklane_lane::Generation;
+use sparklane_lane::generation::PEER_KEYS;
+
+use crate::watchdog;
 
 /// Run, stop or look at this node's engine container.
 #[derive(Debug, ClapArgs)]
@@ -31,6 +41,12 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Keep the watchdog from starting the engine anew, until `resume` or a reboot; it goes on looking.
+    Pause(watchdog::Pause),
+    /// Let the watchdog act again.
+    Resume,
+    /// List what was kept of the last failures on this node.
+    Evidence(watchdog::Evidence),
     /// Start the engine inside its container (PID 1; not for people).
     #[command(hide = true)]
     Entry {
@@ -62,6 +78,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Run(target) => Ok(engine_run(&target)),
         Command::Stop(target) => engine_stop(&target),
         Command::Status { json } => engine_status(json),
+        Command::Pause(args) => watchdog::pause(&args),
+        Command::Resume => watchdog::resume(),
+        Command::Evidence(args) => watchdog::evidence(&args),
         Command::Entry { api_key_file, argv } => entry(api_key_file.as_deref(), &argv),
     }
 }
@@ -118,9 +137,38 @@ async fn run_unit(target: &Target) -> Result<u8, EngineError> {
         notify: &notify::Systemd,
         sink: &mut sink,
         state_file: Some(PathBuf::from(state::STATE_FILE)),
+        evidence: Some(PathBuf::from(evidence::FOLDER)),
         tool: tool.display().to_string(),
+        pair: pair(&generation)?,
+        guard: Arc::new(NodeGuard),
     };
     supervise(setup, stop).await
+}
+
+/// The other nodes, where there are some and a key was staged.
+fn pair(generation: &Generation) -> Result<Option<Pair>, EngineError> {
+    let pair = Pair::open(generation, PathBuf::from(PEER_KEYS));
+    let pair = pair.map_err(|source| EngineError::Io { what: "begin the heartbeats", source })?;
+    if pair.is_none() && generation.peers.len() > 1 {
+        tracing::warn!(
+            "no heartbeat key in {PEER_KEYS}: this rank starts by itself and is not watched from the other nodes; \
+             a deploy with sparklane brings one"
+        );
+    }
+    Ok(pair)
+}
+
+/// The watchdog acts neither while it is paused nor while someone deploys, and nobody deploys while it acts.
+struct NodeGuard;
+
+impl Guard for NodeGuard {
+    fn may_act(&self) -> Result<Box<dyn Any + Send>, String> {
+        if let Some(paused) = watch::paused(Path::new(watch::PAUSE_FILE)) {
+            return Err(paused);
+        }
+        let lock = lock::take(&HostPaths::system(), "the watchdog", None, Duration::ZERO);
+        lock.map(|lock| Box::new(lock) as Box<dyn Any + Send>).map_err(|error| error.to_string())
+    }
 }
 
 fn engine_stop(target: &Target) -> miette::Result<ExitCode> {
@@ -146,6 +194,15 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
     } else if let Some(now) = &known {
         let percent = now.percent.map(|p| format!(" {p}%")).unwrap_or_default();
         println!("{} ({}) lane {}: {}{percent}", now.node, now.role, now.lane, now.phase.words());
+        if let Some(reason) = &now.reason {
+            println!("{reason}");
+        }
+        if let Some(failure) = &now.failure {
+            println!("last failure since boot: {}", failure.why);
+            if let Some(evidence) = &failure.evidence {
+                println!("evidence: {evidence}");
+            }
+        }
         if let Some(cause) = &now.cause {
             println!("the log says: {cause}");
         }

@@ -18,6 +18,7 @@ mod reference;
 mod report;
 mod signals;
 mod txn;
+mod watchdog;
 mod weights;
 
 use std::ffi::OsString;

@@ -221,6 +221,12 @@ impl Client {
         }
     }
 
+    /// All that docker says of the container, for evidence; `None` when it cannot be had.
+    pub async fn inspect_text(&self, id: &str) -> Option<String> {
+        let found = self.docker.inspect_container(id, None::<InspectContainerOptions>).await.ok()?;
+        serde_json::to_string_pretty(&found).ok()
+    }
+
     /// SIGTERM, and SIGKILL after `secs`. A container that is gone or ended is fine.
     ///
     /// # Errors

@@ -83,8 +83,16 @@ fn garbled(text: &str) -> Option<&'static str> {
     (longest >= 24 && longest * 2 > chars.len()).then_some("one character repeated")
 }
 
+/// Tokens of a chat completion, by its own count; 0 for what is none.
+#[must_use]
+pub fn completion_tokens(body: &[u8]) -> u64 {
+    let answer = serde_json::from_slice::<Completion>(body).ok();
+    answer.and_then(|a| a.usage?.completion_tokens).unwrap_or(0)
+}
+
 /// A short, printable piece of a body for an error message.
-fn excerpt(body: &[u8]) -> String {
+#[must_use]
+pub fn excerpt(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(&body[..body.len().min(400)]);
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(160).collect();
     if text.trim().is_empty() { "(empty answer)".to_owned() } else { text.trim().to_owned() }

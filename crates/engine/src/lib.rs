@@ -6,6 +6,7 @@
 
 pub mod docker;
 pub mod error;
+pub mod evidence;
 pub mod gate;
 pub mod http;
 pub mod judge;
@@ -13,6 +14,7 @@ pub mod key;
 pub mod lines;
 pub mod load;
 pub mod notify;
+pub mod pair;
 pub mod phase;
 pub mod probe;
 pub mod ranks;
@@ -21,6 +23,8 @@ pub mod run;
 pub mod spec;
 pub mod state;
 pub mod systemd;
+pub mod warm;
+pub mod watch;
 
 pub use error::EngineError;
 pub use gate::{GateContext, GateOutcome, GateResult, wait_gate};

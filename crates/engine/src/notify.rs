@@ -1,5 +1,7 @@
 //! Telling systemd what the service is doing.
 
+use std::time::Duration;
+
 /// Where state changes are reported.
 pub trait Notify {
     /// One line for `systemctl status`.
@@ -8,6 +10,8 @@ pub trait Notify {
     fn ready(&self);
     /// The unit is stopping.
     fn stopping(&self);
+    /// The start may take this much longer from now.
+    fn extend(&self, by: Duration);
 }
 
 /// systemd's notification socket; silent when there is none.
@@ -34,5 +38,10 @@ impl Notify for Systemd {
 
     fn stopping(&self) {
         Self::send(&[sd_notify::NotifyState::Stopping]);
+    }
+
+    fn extend(&self, by: Duration) {
+        let micros = u32::try_from(by.as_micros()).unwrap_or(u32::MAX);
+        Self::send(&[sd_notify::NotifyState::ExtendTimeoutUsec(micros)]);
     }
 }

@@ -59,7 +59,6 @@ impl UnitStates for Joined<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::EngineState;
 
     struct Active;
 
@@ -81,20 +80,7 @@ mod tests {
             (Phase::LoadingModel, "active"),
             (Phase::Loaded, "active"),
         ] {
-            let now = EngineState {
-                lane: "lab-a".parse().unwrap(),
-                launch: String::new(),
-                node: "worker".parse().unwrap(),
-                role: Role::Worker,
-                container: "c".into(),
-                container_id: None,
-                phase,
-                percent: None,
-                ready: true,
-                cause: None,
-                exit_code: None,
-                pid: std::process::id(),
-            };
+            let now = crate::state::tests::state(phase);
             state::write(&file, &now);
             assert_eq!(has_joined(&file), phase > Phase::WaitPeer, "{phase:?}");
             assert_eq!(joined.state("e").unwrap().active, active, "{phase:?}");

@@ -7,6 +7,7 @@ use crate::closure;
 use crate::error::HostError;
 use crate::files;
 use crate::paths::HostPaths;
+use crate::peer_keys;
 use crate::units::Units;
 
 /// Name of the boot unit.
@@ -101,5 +102,6 @@ pub fn uninstall(paths: &HostPaths, units: &dyn Units) -> Result<(), HostError> 
     files::remove(&wants(paths))?;
     files::remove(&unit(paths))?;
     files::remove(&paths.tool())?;
+    peer_keys::forget(paths)?;
     units.reload()
 }

@@ -17,6 +17,7 @@ pub mod lock;
 pub mod node;
 pub mod paths;
 pub mod peer;
+pub mod peer_keys;
 pub mod process;
 pub mod profile;
 pub mod releases;

@@ -18,8 +18,9 @@ use crate::journal::FileJournal;
 use crate::node::Parts;
 use crate::paths::HostPaths;
 use crate::peer::Head;
+use crate::peer_keys::PeerKey;
 use crate::txns::Txn;
-use crate::{closure, deploy_rs, files, install, lock, peer, profile, resolve, txns};
+use crate::{closure, deploy_rs, files, install, lock, peer, peer_keys, profile, resolve, txns};
 
 /// Free bytes that a node must keep for state, logs and the store while it serves.
 const FREE_BYTES: u64 = 64 * 1024 * 1024;
@@ -38,6 +39,9 @@ pub struct StageRequest {
     pub head: Option<Head>,
     /// For the head: user and public keys that may ask.
     pub askers: Vec<(String, String)>,
+    /// For the heartbeats between the nodes of this release; stock deploy-rs brings none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_key: Option<PeerKey>,
     /// Only check; leave nothing behind (`plan`, `--dry-activate`).
     pub dry: bool,
     /// Stock deploy-rs drives the node: how its client confirms. The transaction then needs no orders.
@@ -231,6 +235,9 @@ pub fn stage(
     }
     for (user, key) in &request.askers {
         peer::allow_questions(paths, user, key)?;
+    }
+    if let Some(key) = &request.peer_key {
+        peer_keys::keep(paths, &spec.txn, key)?;
     }
     if let Some(confirm) = &request.deploy_rs {
         deploy_rs::remember(paths, &spec.txn, confirm)?;

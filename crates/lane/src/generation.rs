@@ -13,6 +13,9 @@ use crate::ids::{ClusterName, Digest, GenerationId, LaneName, NodeName, Role, Sy
 /// The only version of the file that this tool writes and reads.
 pub const SCHEMA: u32 = 1;
 
+/// Folder on a node with the keys that supervisors authenticate each other with, one 0600 file per release.
+pub const PEER_KEYS: &str = "/var/lib/sparklane/keys/peer";
+
 /// Content of `generation.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -45,6 +48,13 @@ pub struct Generation {
     pub files: BTreeMap<String, ManagedFile>,
     /// Times, in seconds.
     pub budgets: Budgets,
+    /// How the running engine is watched. Generations of older tools do not say.
+    #[serde(default)]
+    pub watchdog: Watchdog,
+    /// Identity of what all ranks together run; supervisors start a rank only beside ranks of the same. Empty in
+    /// generations of older tools: their ranks start by themselves.
+    #[serde(default)]
+    pub serves: String,
     /// How many releases the cluster keeps; every garbage collector reads it (design.md section 10).
     pub keep_releases: u32,
 }
@@ -252,6 +262,62 @@ pub struct Budgets {
     pub start_secs: u32,
     /// From the vote to the commit; deploy-rs calls it confirm-timeout.
     pub confirm_secs: u32,
+    /// For each warm-up request; 0 warms nothing up.
+    #[serde(default)]
+    pub warmup_secs: u32,
+}
+
+/// How a serving engine is watched. A change counts from the engine's next start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Watchdog {
+    /// UDP port on the rails where the nodes' supervisors hear each other.
+    #[serde(default = "peer_port")]
+    pub port: u16,
+    /// Seconds of silence of another node after which this one's rank is given up. Longer than a cable takes to be put back.
+    #[serde(default = "peer_grace_secs")]
+    pub peer_grace_secs: u32,
+    /// Seconds between two canary requests; 0 sends none.
+    #[serde(default = "canary_secs")]
+    pub canary_secs: u32,
+    /// Seconds a canary may take.
+    #[serde(default = "canary_timeout_secs")]
+    pub canary_timeout_secs: u32,
+    /// Canaries in a row that must fail before the engine is started anew.
+    #[serde(default = "canary_failures")]
+    pub canary_failures: u32,
+}
+
+fn peer_port() -> u16 {
+    25010
+}
+
+fn peer_grace_secs() -> u32 {
+    60
+}
+
+fn canary_secs() -> u32 {
+    60
+}
+
+fn canary_timeout_secs() -> u32 {
+    90
+}
+
+fn canary_failures() -> u32 {
+    2
+}
+
+impl Default for Watchdog {
+    fn default() -> Self {
+        Self {
+            port: peer_port(),
+            peer_grace_secs: peer_grace_secs(),
+            canary_secs: canary_secs(),
+            canary_timeout_secs: canary_timeout_secs(),
+            canary_failures: canary_failures(),
+        }
+    }
 }
 
 impl Generation {
@@ -283,8 +349,7 @@ impl Generation {
     /// # Errors
     /// As [`Generation::canonical`].
     pub fn launch(&self) -> Result<String, serde_json::Error> {
-        let parts = serde_json::to_vec(&(&self.engine, &self.image, &self.weights, self.rank))?;
-        Ok(Sha256::digest(parts).iter().map(|b| format!("{b:02x}")).collect())
+        launch(&self.engine, &self.image, self.weights.as_ref(), self.rank)
     }
 
     /// This node's entry among the peers.
@@ -305,4 +370,18 @@ impl Generation {
         let gates: u64 = self.gates.iter().map(|g| u64::from(g.budget_secs)).sum();
         u64::from(self.budgets.start_secs) + gates + u64::from(self.budgets.confirm_secs)
     }
+}
+
+/// See [`Generation::launch`].
+///
+/// # Errors
+/// As [`Generation::canonical`].
+pub(crate) fn launch(
+    engine: &Engine,
+    image: &Image,
+    weights: Option<&Weights>,
+    rank: u32,
+) -> Result<String, serde_json::Error> {
+    let parts = serde_json::to_vec(&(engine, image, weights, rank))?;
+    Ok(Sha256::digest(parts).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::generation::GateScope;
+use crate::generation::{GateScope, Watchdog};
 use crate::ids::LaneName;
 
 /// A lane.
@@ -39,6 +39,9 @@ pub struct Lane {
     pub gates: Vec<LaneGate>,
     /// Times, in seconds.
     pub budgets: LaneBudgets,
+    /// How the serving engine is watched.
+    #[serde(default)]
+    pub watchdog: Watchdog,
 }
 
 /// What is served.
@@ -281,4 +284,6 @@ pub struct LaneBudgets {
     pub confirm_secs: u32,
     /// To drain before the engine is killed.
     pub stop_secs: u32,
+    /// For each warm-up request [default: startSecs]; 0 warms nothing up.
+    pub warmup_secs: Option<u32>,
 }

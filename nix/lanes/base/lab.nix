@@ -6,5 +6,6 @@ import ./over.nix {
   serve = { tensorParallelSize = 2; maxNumSeqs = 4; };
   container.shmBytes = 67108864;
   gates = import ./gates.nix { nodeSecs = 20; apiSecs = 20; tokenSecs = 20; };
-  budgets = { startSecs = 60; confirmSecs = 30; stopSecs = 10; };
+  budgets = { startSecs = 60; confirmSecs = 30; stopSecs = 10; warmupSecs = 5; };
+  watchdog = { canarySecs = 2; canaryTimeoutSecs = 3; canaryFailures = 2; peerGraceSecs = 10; };
 }

@@ -1,6 +1,7 @@
 //! What each node is asked to stage: its part of the transaction, the release, and who may ask the head.
 
 use sparklane_host::peer::Head;
+use sparklane_host::peer_keys::PeerKey;
 use sparklane_host::stage::StageRequest;
 use sparklane_lane::{Release, ReleaseNode, TxnId};
 use sparklane_txn::spec::Spec;
@@ -8,6 +9,16 @@ use sparklane_txn::spec::Spec;
 use super::{Flow, Goalposts};
 use crate::error::DeployError;
 use crate::plan::NodeFacts;
+
+/// What all nodes' requests share.
+struct Common {
+    txn: TxnId,
+    release: Release,
+    restart: bool,
+    pairing: Head,
+    askers: Vec<(String, String)>,
+    peer_key: PeerKey,
+}
 
 impl Flow<'_> {
     pub(super) fn requests(
@@ -19,6 +30,7 @@ impl Flow<'_> {
         let txn = new_txn_id()?;
         let head = facts.iter().find(|f| f.generation.role.decides());
         let head = head.ok_or_else(|| DeployError::Refused("the cluster has no head".into()))?;
+        let peer_key = PeerKey::random().map_err(|e| DeployError::Refused(format!("no randomness: {e}")))?;
         let release = self.release(posts, facts, &txn, head);
         let pairing = Head {
             user: self.user().to_owned(),
@@ -37,21 +49,16 @@ impl Flow<'_> {
             };
             askers.push((self.user().to_owned(), key));
         }
-        Ok(facts.iter().map(|fact| self.request(fact, &txn, &release, restart, (&pairing, &askers))).collect())
+        let common = Common { txn, release, restart, pairing, askers, peer_key };
+        Ok(facts.iter().map(|fact| self.request(fact, &common)).collect())
     }
 
-    fn request(
-        &self,
-        fact: &NodeFacts,
-        txn: &TxnId,
-        release: &Release,
-        restart: bool,
-        pairing: (&Head, &[(String, String)]),
-    ) -> StageRequest {
+    fn request(&self, fact: &NodeFacts, common: &Common) -> StageRequest {
+        let release = &common.release;
         let role = fact.generation.role;
         let confirm = u64::from(fact.generation.budgets.confirm_secs);
         let spec = Spec {
-            txn: txn.clone(),
+            txn: common.txn.clone(),
             node: fact.node.clone(),
             role,
             goal: self.options.goal,
@@ -61,15 +68,16 @@ impl Flow<'_> {
             owner: release.who.clone(),
             activation_secs: self.options.activation_secs.unwrap_or_else(|| fact.generation.activation_secs()),
             confirm_secs: self.options.confirm_secs.unwrap_or(confirm),
-            restart_engine: restart,
+            restart_engine: common.restart,
             replace_edited: self.options.replace_edited,
             takeover: self.options.takeover,
         };
         StageRequest {
             spec,
             public_key: self.site.cluster.trusted_key.clone(),
-            head: (!role.decides()).then(|| pairing.0.clone()),
-            askers: if role.decides() { pairing.1.to_vec() } else { Vec::new() },
+            head: (!role.decides()).then(|| common.pairing.clone()),
+            askers: if role.decides() { common.askers.clone() } else { Vec::new() },
+            peer_key: Some(common.peer_key.clone()),
             dry: !self.options.goal.changes_nodes(),
             deploy_rs: None,
         }

@@ -60,8 +60,12 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
 /// Seconds that systemd waits beyond the engine's own drain before it kills.
 const STOP_SLACK_SECS: u32 = 20;
 
+/// Seconds that systemd waits beyond the lane's budget: the supervisor's own word comes first and says more.
+const START_SLACK_SECS: u32 = 15;
+
 fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
     let stop = stop_secs.saturating_add(STOP_SLACK_SECS);
+    let start = start_secs.saturating_add(START_SLACK_SECS);
     format!(
         "\
 [Unit]
@@ -70,6 +74,8 @@ Requires=sparklane-resolve.service
 After=sparklane-resolve.service docker.service network-online.target
 Wants=network-online.target
 RequiresMountsFor=/nix {STATE}
+StartLimitIntervalSec=3600
+StartLimitBurst=10
 
 [Service]
 Type=notify
@@ -77,9 +83,11 @@ NotifyAccess=main
 ExecStart=/nix/var/nix/profiles/sparklane/bin/sparklane engine run
 ExecStopPost=-/nix/var/nix/profiles/sparklane/bin/sparklane engine stop
 Restart=on-failure
-RestartSec=5
+RestartSec=1
+RestartSteps=6
+RestartMaxDelaySec=60
 RestartPreventExitStatus=78
-TimeoutStartSec={start_secs}
+TimeoutStartSec={start}
 TimeoutStopSec={stop}
 KillMode=mixed
 {HARDENING}"

@@ -70,6 +70,9 @@ pub enum RenderError {
     /// The cluster has no head.
     #[error("cluster {0} has no head")]
     NoHead(String),
+    /// An engine that JSON cannot hold.
+    #[error("the engine cannot be written as JSON: {0}")]
+    Json(String),
     /// A Ray lane on an image without Ray.
     #[error("image {0} has no ray")]
     NoRay(String),
@@ -80,7 +83,7 @@ pub enum RenderError {
 /// # Errors
 /// When cluster, lane and image do not fit together; [`crate::rules::check`] says so with keys.
 pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError> {
-    let Input { cluster, lane, image, .. } = input;
+    let Input { cluster, lane, .. } = input;
     let node = cluster
         .nodes
         .get(name)
@@ -96,18 +99,18 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
         rank: node.rank,
         system: node.system,
         peers: cluster.by_rank().into_iter().map(|(n, node)| peer(n, node)).collect(),
-        image: Image {
-            reference: image.reference.clone(),
-            base: image.base.clone(),
-            manifest: image.manifest.clone(),
-            config: image.config.clone(),
-            pin_with: image.pin_command(),
-        },
+        image: image_of(input),
         weights: input.weights.map(weights),
         engine,
         gates: lane.gates.iter().map(|g| gate(lane, g)).collect(),
         files: files.iter().map(|(path, file)| (path.clone(), managed(file))).collect(),
-        budgets: Budgets { start_secs: lane.budgets.start_secs, confirm_secs: lane.budgets.confirm_secs },
+        budgets: Budgets {
+            start_secs: lane.budgets.start_secs,
+            confirm_secs: lane.budgets.confirm_secs,
+            warmup_secs: lane.budgets.warmup_secs.unwrap_or(lane.budgets.start_secs),
+        },
+        watchdog: lane.watchdog,
+        serves: serves(input)?,
         keep_releases: cluster.keep_releases,
     };
     let files = files.into_iter().map(|(path, file)| (path, file.content)).collect();
@@ -120,6 +123,28 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
 /// As [`render`].
 pub fn render_all(input: Input<'_>) -> Result<Vec<Rendered>, RenderError> {
     input.cluster.by_rank().into_iter().map(|(name, _)| render(input, name)).collect()
+}
+
+fn image_of(Input { image, .. }: Input<'_>) -> Image {
+    Image {
+        reference: image.reference.clone(),
+        base: image.base.clone(),
+        manifest: image.manifest.clone(),
+        config: image.config.clone(),
+        pin_with: image.pin_command(),
+    }
+}
+
+/// See [`Generation::serves`]: a hash over every rank's launch.
+fn serves(input: Input<'_>) -> Result<String, RenderError> {
+    let (image, weights) = (image_of(input), input.weights.map(weights));
+    let launch = |node: &Node| -> Result<String, RenderError> {
+        crate::generation::launch(&engine(input, node)?, &image, weights.as_ref(), node.rank)
+            .map_err(|error| RenderError::Json(error.to_string()))
+    };
+    let launches: Vec<String> =
+        input.cluster.by_rank().into_iter().map(|(_, node)| launch(node)).collect::<Result<_, _>>()?;
+    Ok(sha256_hex(launches.join("\n").as_bytes()))
 }
 
 fn engine(input: Input<'_>, node: &Node) -> Result<Engine, RenderError> {

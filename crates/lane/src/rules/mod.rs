@@ -28,6 +28,7 @@ const LANE_RULES: &[Rule] = &[
     service::env_is_no_secret,
     service::gates_make_sense,
     service::budgets_fit,
+    service::watchdog_fits,
     service::drain_fits,
 ];
 

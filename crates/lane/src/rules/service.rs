@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::generation::GateScope;
 use crate::image::EnvMeaning;
-use crate::lane::GateCheck;
+use crate::lane::{Executor, GateCheck};
 use crate::problem::Problem;
 use crate::render::{Input, SET_BY_TOOL};
 
@@ -141,16 +141,49 @@ pub(super) fn budgets_fit(input: &Input<'_>) -> Vec<Problem> {
     problems
 }
 
+/// Seconds that vLLM needs after its drain to end its ranks (measured: 9 to 13, `engine-real.md`).
+const AFTER_DRAIN_SECS: u32 = 15;
+
 /// The engine's own drain ends before it is killed.
 pub(super) fn drain_fits(input: &Input<'_>) -> Vec<Problem> {
     let (Some(drain), stop) = (input.lane.serve.shutdown_timeout, input.lane.budgets.stop_secs) else {
         return Vec::new();
     };
-    if drain < stop {
+    let least = drain.saturating_add(AFTER_DRAIN_SECS);
+    if least <= stop {
         return Vec::new();
     }
-    vec![Problem::error("budgets.stopSecs", format!("is {stop}, not above serve.shutdownTimeout {drain}"))]
+    let what = format!(
+        "is {stop}, expected at least {least}: serve.shutdownTimeout ({drain}) and {AFTER_DRAIN_SECS} for the ranks to end"
+    );
+    vec![Problem::error("budgets.stopSecs", what)]
 }
+
+/// The watchdog's times make sense, and its port is its own.
+pub(super) fn watchdog_fits(input: &Input<'_>) -> Vec<Problem> {
+    let watchdog = input.lane.watchdog;
+    let mut problems = Vec::new();
+    let least = [
+        ("peerGraceSecs", watchdog.peer_grace_secs, LEAST_GRACE_SECS),
+        ("canaryTimeoutSecs", watchdog.canary_timeout_secs, 1),
+        ("canaryFailures", watchdog.canary_failures, 1),
+    ];
+    for (key, value, least) in least {
+        if value < least {
+            problems.push(Problem::error(format!("watchdog.{key}"), format!("is {value}, expected at least {least}")));
+        }
+    }
+    let (Executor::Mp { port } | Executor::Ray { port }) = input.lane.executor;
+    for (other, key) in [(port, "executor.port"), (input.lane.api.port, "api.port")] {
+        if watchdog.port == other {
+            problems.push(Problem::error("watchdog.port", format!("is {other}, which is {key}")));
+        }
+    }
+    problems
+}
+
+/// Shorter, and a node that is merely busy would be taken for a dead one.
+const LEAST_GRACE_SECS: u32 = 5;
 
 #[cfg(test)]
 mod tests {
@@ -254,7 +287,27 @@ mod tests {
     #[test]
     fn drain() {
         let mut case = case();
-        case.lane.serve.shutdown_timeout = Some(40);
+        let stop = case.lane.budgets.stop_secs;
+        case.lane.serve.shutdown_timeout = Some(stop - 14);
         assert_eq!(case.found(), [(Error, "budgets.stopSecs".into())]);
+        case.lane.serve.shutdown_timeout = Some(stop - 15);
+        assert_eq!(case.found(), []);
+    }
+
+    #[test]
+    fn watchdog() {
+        let mut case = case();
+        assert_eq!(case.found(), []);
+        case.lane.watchdog.port = case.lane.api.port;
+        case.lane.watchdog.peer_grace_secs = 4;
+        case.lane.watchdog.canary_failures = 0;
+        assert_eq!(
+            case.found(),
+            [
+                (Error, "watchdog.peerGraceSecs".into()),
+                (Error, "watchdog.canaryFailures".into()),
+                (Error, "watchdog.port".into()),
+            ]
+        );
     }
 }

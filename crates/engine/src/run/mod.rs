@@ -1,0 +1,378 @@
+//! The inside of `sparklane-engine.service`: this node's rank from the first check to its end.
+//!
+//! A head makes one attempt and ends with it; systemd starts it again. A worker whose rank was ended because another's is
+//! gone waits for the head's next attempt in the same run: its unit did not fail.
+
+pub mod ending;
+mod follow;
+mod prepare;
+mod view;
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sparklane_lane::{Generation, Role};
+use tokio::task::JoinSet;
+
+use crate::docker::Client;
+use crate::error::EngineError;
+use crate::evidence::Exhibit;
+use crate::lines::{LineCutter, Tail};
+use crate::notify::Notify;
+use crate::pair::{Advice, AttemptId, Pair, Rank};
+use crate::phase::{Phase, PhaseTracker};
+use crate::redact::{Redacted, Redactor};
+use crate::state::{self, CanaryView, Failure};
+use crate::warm::Report;
+use crate::watch::Guard;
+use crate::{evidence, key, spec};
+
+pub use ending::{EXIT_PEER, EXIT_STUCK, End, exit_code};
+
+/// Lines of the log that a failure's evidence keeps; its report repeats fewer.
+const TAIL: usize = 400;
+const REPORTED: usize = 20;
+/// Time between two looks at who waits for whom.
+const LOOK: Duration = Duration::from_secs(1);
+/// How much longer a start may take while it waits for others; told every [`LOOK`].
+const WAIT_MORE: Duration = Duration::from_secs(30);
+/// Beyond the lane's own budget, for systemd: our word comes first and says more.
+const START_SLACK: Duration = Duration::from_secs(15);
+
+/// What one run works with.
+pub struct Setup<'a> {
+    /// What to run.
+    pub generation: &'a Generation,
+    /// docker.
+    pub client: Client,
+    /// systemd.
+    pub notify: &'a dyn Notify,
+    /// Where the engine's lines go, redacted.
+    pub sink: &'a mut dyn FnMut(&str),
+    /// Where the state is written.
+    pub state_file: Option<PathBuf>,
+    /// Where evidence of failures is kept.
+    pub evidence: Option<PathBuf>,
+    /// Path of this tool, mounted into the container.
+    pub tool: String,
+    /// The other nodes; `None` where the rank starts by itself.
+    pub pair: Option<Pair>,
+    /// What keeps the watchdog from acting.
+    pub guard: Arc<dyn Guard>,
+}
+
+/// How long docker's answers may take for a generation: its own stop time and some.
+#[must_use]
+pub fn patience(generation: &Generation) -> Duration {
+    Duration::from_secs(u64::from(generation.engine.stop_secs) + 60)
+}
+
+/// Runs the engine until `stop` or its end; gives the exit code of the unit, see [`ending::code`].
+///
+/// # Errors
+/// When the container could not be made or docker was lost; see [`EngineError::exit_code`].
+pub async fn supervise(setup: Setup<'_>, stop: impl Future<Output = ()>) -> Result<u8, EngineError> {
+    let mut stop = Box::pin(stop);
+    let mut run = Run::new(setup);
+    loop {
+        let result = run.attempt(stop.as_mut()).await;
+        run.tasks.abort_all();
+        let exhibits = run.exhibits(&result).await;
+        run.clean_up(&result).await;
+        if let (Ok(End::Left(why)), Role::Worker) = (&result, run.role()) {
+            tracing::warn!("this node's rank was ended: {why}; it waits for the head's next attempt");
+            run.begin_again(why.clone());
+            continue;
+        }
+        let code = run.verdict(&result, &exhibits).await;
+        return result.map(|_| code);
+    }
+}
+
+struct Run<'a> {
+    setup: Setup<'a>,
+    tracker: PhaseTracker,
+    redactor: Redactor,
+    key: Option<Redacted<String>>,
+    cutter: LineCutter,
+    tail: Tail,
+    container_id: Option<String>,
+    started: Instant,
+    ready: bool,
+    exit_code: Option<i64>,
+    attempt: Option<AttemptId>,
+    /// The attempt in which a worker's rank ended.
+    spent: Option<AttemptId>,
+    rank: Rank,
+    /// True once the unit was asked to stop: what ends then did not fail.
+    asked_to_stop: bool,
+    /// What it waits for.
+    waits: Option<String>,
+    /// What another node's silence says.
+    doubt: Option<String>,
+    /// What the watchdog found.
+    odd: Option<String>,
+    canary: Option<CanaryView>,
+    warmup: Option<Report>,
+    starts: u64,
+    failure: Option<Failure>,
+    /// Warm-up and watchdog of this attempt.
+    tasks: JoinSet<()>,
+    /// The watchdog's leave to act, held until the end.
+    leave: Option<Box<dyn std::any::Any + Send>>,
+}
+
+impl<'a> Run<'a> {
+    fn new(setup: Setup<'a>) -> Self {
+        let before = setup.state_file.as_deref().and_then(state::read);
+        Self {
+            tracker: PhaseTracker::new(setup.generation.role),
+            redactor: Redactor::default(),
+            key: None,
+            cutter: LineCutter::default(),
+            tail: Tail::new(TAIL),
+            container_id: None,
+            started: Instant::now(),
+            ready: false,
+            exit_code: None,
+            attempt: None,
+            spent: None,
+            rank: Rank::Waiting,
+            asked_to_stop: false,
+            waits: None,
+            doubt: None,
+            odd: None,
+            canary: None,
+            warmup: None,
+            starts: before.as_ref().map_or(0, |b| b.starts) + 1,
+            failure: before.and_then(|b| b.failure),
+            tasks: JoinSet::new(),
+            leave: None,
+            setup,
+        }
+    }
+
+    fn role(&self) -> Role {
+        self.setup.generation.role
+    }
+
+    /// One attempt from the checks to its end.
+    async fn attempt(&mut self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
+        self.publish();
+        let begun = tokio::select! {
+            biased;
+            () = stop.as_mut() => None,
+            begun = self.begin() => Some(begun),
+        };
+        match begun {
+            None => {
+                self.asked_to_stop = true;
+                self.setup.notify.stopping();
+                Ok(End::Stopped)
+            }
+            Some(Err(error)) => Err(error),
+            Some(Ok(Begun::Over(why))) => Ok(End::Left(why)),
+            Some(Ok(Begun::Runs(id))) => self.follow(&id, stop.as_mut()).await,
+        }
+    }
+
+    /// Up to the running container: checks, container, the other ranks, start.
+    async fn begin(&mut self) -> Result<Begun, EngineError> {
+        let id = self.create().await?;
+        if let Some(why) = self.wait_turn().await {
+            return Ok(Begun::Over(why));
+        }
+        self.say();
+        self.setup.client.start(&id).await?;
+        self.started = Instant::now();
+        self.setup.notify.extend(self.start_budget() + START_SLACK);
+        self.tracker.reach(Phase::Starting);
+        self.publish();
+        Ok(Begun::Runs(id))
+    }
+
+    async fn create(&mut self) -> Result<String, EngineError> {
+        let generation = self.setup.generation;
+        let engine = &generation.engine;
+        if let Some(file) = &engine.api_key_file {
+            let key = key::read(Path::new(file))?;
+            self.redactor = std::mem::take(&mut self.redactor).with(&key);
+            self.key = Some(key);
+        }
+        let image = self.setup.client.image(&generation.image).await?;
+        self.setup.client.remove_ours(&engine.container, engine.stop_secs).await?;
+        prepare::check(generation)?;
+        if self.role().decides() {
+            // From here on a worker may start: the container is made meanwhile.
+            let random = |source| EngineError::Io { what: "get random bytes", source };
+            self.attempt = Some(AttemptId::random().map_err(random)?);
+            self.say();
+        }
+        let label = format!("{}/{}/{}", generation.cluster, generation.lane, generation.node);
+        let extra = spec::Extra { image, tool: self.setup.tool.clone(), label };
+        let id = self.setup.client.create(&engine.container, spec::container(generation, &extra)).await?;
+        self.container_id = Some(id.clone());
+        Ok(id)
+    }
+
+    /// Waits until the other ranks are there to start with. Gives the reason when the attempt is over before it began.
+    ///
+    /// There is no deadline: a node that was switched off for a night comes back to a cluster that serves without a hand.
+    async fn wait_turn(&mut self) -> Option<String> {
+        let Some(mut news) = self.setup.pair.as_ref().map(Pair::news) else {
+            self.rank = Rank::Running;
+            return None;
+        };
+        if self.role() == Role::Worker {
+            self.tell_ready();
+        }
+        loop {
+            let pair = self.setup.pair.as_ref()?;
+            match pair.advice(self.attempt, self.rank, self.spent) {
+                Advice::Start(attempt) => {
+                    self.attempt = Some(attempt);
+                    self.rank = Rank::Running;
+                    self.waits = None;
+                    return None;
+                }
+                Advice::Leave(why) => return Some(why),
+                Advice::Wait(why) | Advice::Doubt(why) => self.wait_for(why),
+                Advice::Stay => {}
+            }
+            tokio::select! {
+                () = news.next() => {}
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn wait_for(&mut self, why: String) {
+        self.setup.notify.extend(WAIT_MORE);
+        self.waits = Some(why);
+        self.publish();
+    }
+
+    fn start_budget(&self) -> Duration {
+        Duration::from_secs(self.setup.generation.budgets.start_secs.into())
+    }
+
+    fn tell_ready(&mut self) {
+        if !self.ready {
+            self.ready = true;
+            self.publish();
+            self.setup.notify.ready();
+        }
+    }
+
+    /// What `attempt` left over goes, for the next one.
+    fn begin_again(&mut self, why: String) {
+        self.spent = self.attempt.take().or(self.spent);
+        self.rank = Rank::Waiting;
+        self.tracker = PhaseTracker::new(self.role());
+        self.cutter = LineCutter::default();
+        self.container_id = None;
+        self.exit_code = None;
+        self.doubt = None;
+        self.waits = Some(why);
+        self.say();
+    }
+
+    /// Leaves no container behind, however far the run came.
+    async fn clean_up(&self, result: &Result<End, EngineError>) {
+        let removed = match (&self.container_id, result) {
+            (Some(id), _) => self.setup.client.remove(id).await,
+            (None, Err(EngineError::ForeignContainer { .. })) => Ok(()),
+            // Cut short before the id was known: it may exist all the same.
+            (None, _) => self.setup.client.remove_ours(&self.setup.generation.engine.container, 0).await,
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "the engine's container could not be removed");
+        }
+    }
+
+    /// What of a failure is lost with the container.
+    async fn exhibits(&self, result: &Result<End, EngineError>) -> Vec<Exhibit> {
+        if ending::words(result, None).is_none() || self.setup.evidence.is_none() {
+            return Vec::new();
+        }
+        let mut all = vec![Exhibit { name: "engine.log", content: self.tail.lines().join("\n") }];
+        if let Some(id) = &self.container_id
+            && let Some(text) = self.setup.client.inspect_text(id).await
+        {
+            all.push(Exhibit { name: "container.json", content: self.redactor.apply(&text).into_owned() });
+        }
+        let peers = serde_json::to_string_pretty(&self.peers()).unwrap_or_default();
+        all.push(Exhibit { name: "peers.json", content: peers });
+        all
+    }
+
+    /// Says how it ended, keeps the evidence, tells the other nodes, and gives the unit's exit code.
+    async fn verdict(&mut self, result: &Result<End, EngineError>, exhibits: &[Exhibit]) -> u8 {
+        if let Ok(End::Exited(exit)) = result {
+            self.exit_code = Some(exit.code);
+        }
+        let words = ending::words(result, self.tracker.cause());
+        let code = ending::code(result);
+        if let Some(why) = &words {
+            self.report(result, why);
+            self.failure = Some(self.keep(why, code, exhibits));
+        }
+        self.ready = false;
+        self.rank = Rank::Ended;
+        self.waits = None;
+        self.tracker.reach(Phase::Ended);
+        let saying = self.saying(words.clone());
+        self.publish();
+        if let Some(words) = words {
+            self.setup.notify.status(&words);
+        }
+        if let Some(pair) = &mut self.setup.pair {
+            pair.say_last(saying).await;
+        }
+        code
+    }
+
+    fn report(&self, result: &Result<End, EngineError>, why: &str) {
+        // The caller tells errors itself.
+        if result.is_ok() {
+            let lines = self.tail.lines();
+            let last = lines[lines.len().saturating_sub(REPORTED)..].join("\n  | ");
+            tracing::error!("{why}; its last lines:\n  | {last}");
+        }
+    }
+
+    fn keep(&self, why: &str, code: u8, exhibits: &[Exhibit]) -> Failure {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let at = since.map_or(0, |since| since.as_secs());
+        let summary = evidence::Summary {
+            lane: self.setup.generation.lane.as_str(),
+            node: self.setup.generation.node.as_str(),
+            why,
+            attempt: self.attempt,
+            phase: self.tracker.phase().words(),
+            at,
+            code,
+        };
+        let kept = self.setup.evidence.as_deref().map(|folder| evidence::keep(folder, &summary, exhibits));
+        let path = match kept {
+            Some(Ok(path)) => Some(path.display().to_string()),
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the evidence of this failure could not be kept");
+                None
+            }
+            None => None,
+        };
+        Failure { why: why.to_owned(), attempt: self.attempt, at, code, evidence: path }
+    }
+}
+
+/// How far a beginning came.
+enum Begun {
+    /// The container of this id runs.
+    Runs(String),
+    /// The attempt was over before.
+    Over(String),
+}

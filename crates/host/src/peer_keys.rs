@@ -1,0 +1,108 @@
+//! The keys with which the nodes' supervisors prove their heartbeats (issue 5, item 2): 32 random bytes per release, made
+//! on the control host, brought over ssh when the release is staged.
+//!
+//! A node keeps the last few: the engine of an older release, and a node that was staged a moment later, are understood
+//! through a key that both have.
+
+use camino::Utf8PathBuf;
+use serde::{Deserialize, Serialize};
+use sparklane_lane::TxnId;
+
+use crate::error::HostError;
+use crate::files;
+use crate::paths::HostPaths;
+
+/// Keys that are kept.
+const KEPT: usize = 3;
+
+/// One key, as hex. It is never shown.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PeerKey(String);
+
+impl std::fmt::Debug for PeerKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("PeerKey(…)")
+    }
+}
+
+impl PeerKey {
+    /// A new one, at random.
+    ///
+    /// # Errors
+    /// When the kernel gives no random bytes.
+    pub fn random() -> Result<Self, rustix::io::Errno> {
+        let mut bytes = [0_u8; 32];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        Ok(Self(bytes.iter().map(|b| format!("{b:02x}")).collect()))
+    }
+
+    fn bytes(&self) -> Option<Vec<u8>> {
+        let whole = self.0.len() == 64 && self.0.is_ascii();
+        let pairs = self.0.as_bytes().chunks(2).map(|pair| std::str::from_utf8(pair).ok());
+        pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect::<Option<Vec<u8>>>().filter(|_| whole)
+    }
+}
+
+fn folder(paths: &HostPaths) -> Utf8PathBuf {
+    paths.state.join("keys/peer")
+}
+
+/// Keeps the key of a transaction, and removes those of older ones.
+///
+/// # Errors
+/// When it is no key, or cannot be written.
+pub fn keep(paths: &HostPaths, txn: &TxnId, key: &PeerKey) -> Result<(), HostError> {
+    let bytes = key.bytes().ok_or_else(|| HostError::Refused("the heartbeat key is not 64 hex digits".into()))?;
+    let folder = folder(paths);
+    files::make_dir(&folder)?;
+    files::write_atomic(&folder.join(txn.as_str()), &bytes, 0o600)?;
+    let read = HostError::file("read", &folder);
+    let entries = folder.read_dir_utf8().and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(read)?;
+    // Transaction ids sort by time; another's name sorts before and goes first.
+    let mut names: Vec<Utf8PathBuf> = entries.into_iter().map(|e| e.path().to_owned()).collect();
+    names.sort();
+    names.iter().take(names.len().saturating_sub(KEPT)).try_for_each(|old| files::remove(old))
+}
+
+/// Removes all keys, after a first deployment that was taken back.
+///
+/// # Errors
+/// When a file does not go.
+pub fn forget(paths: &HostPaths) -> Result<(), HostError> {
+    let folder = folder(paths);
+    match std::fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(HostError::file("remove", &folder)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn the_last_three_are_kept_private_and_none_is_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = HostPaths::below(camino::Utf8Path::from_path(dir.path()).unwrap());
+        for n in 0..5 {
+            let txn: TxnId = format!("20261130-12000{n}-abc").parse().unwrap();
+            keep(&paths, &txn, &PeerKey::random().unwrap()).unwrap();
+        }
+        let mut kept: Vec<_> = folder(&paths).read_dir_utf8().unwrap().map(|e| e.unwrap().path().to_owned()).collect();
+        kept.sort();
+        assert_eq!(kept.len(), KEPT);
+        assert!(kept[0].ends_with("20261130-120002-abc"), "{kept:?}");
+        let meta = std::fs::metadata(&kept[0]).unwrap();
+        assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (32, 0o600));
+        assert_eq!(format!("{:?}", PeerKey::random().unwrap()), "PeerKey(…)");
+        let txn: TxnId = "t".parse().unwrap();
+        for bad in ["", "zz", &"g".repeat(64), &"ä".repeat(32), &"0".repeat(63)] {
+            assert!(keep(&paths, &txn, &PeerKey(bad.to_owned())).is_err(), "{bad:?}");
+        }
+        forget(&paths).unwrap();
+        forget(&paths).unwrap();
+        assert!(!folder(&paths).exists());
+    }
+}
