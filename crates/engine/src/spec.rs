@@ -169,6 +169,25 @@ mod tests {
     }
 
     #[test]
+    fn a_measurement_has_the_engines_devices_and_limits_and_nothing_of_its_files() {
+        let mut generation = sample("head");
+        generation.engine.gpus = true;
+        generation.engine.api_key_file = Some("/etc/sparklane/api.key".into());
+        let argv = ["python3", "-c", "print(1)"].map(str::to_owned);
+        let body = bench(&generation, &extra(), &argv, &BTreeMap::from([("RANK".to_owned(), "0".to_owned())]));
+        assert_eq!(body.entrypoint, Some(vec!["python3".to_owned()]));
+        assert_eq!(body.cmd.as_deref(), Some(&argv[1..]));
+        assert_eq!(body.env, Some(vec!["RANK=0".to_owned()]));
+        assert_eq!(body.labels.unwrap()[ROLE_LABEL], ROLE_BENCH);
+        let (host, engine) = (body.host_config.unwrap(), container(&generation, &extra()).host_config.unwrap());
+        assert_eq!(host.mounts, Some(Vec::new()));
+        assert_eq!(
+            (&host.ulimits, &host.device_requests, &host.network_mode),
+            (&engine.ulimits, &engine.device_requests, &engine.network_mode)
+        );
+    }
+
+    #[test]
     fn a_spark_gets_gpus_devices_and_oom_score() {
         let mut generation = sample("worker");
         generation.engine.gpus = true;
