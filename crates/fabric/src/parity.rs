@@ -141,7 +141,41 @@ pub(crate) fn rows(input: Input<'_>) -> Vec<Row> {
         return vec![Row::skipped(Check::Parity, None, "fewer than two nodes answer")];
     }
     let wanted = |item: &&Item| item.needs.is_none_or(|thing| input.cluster.has(thing));
-    ITEMS.iter().filter(wanted).filter_map(|item| row(item, &answers)).collect()
+    let mut rows: Vec<Row> = ITEMS.iter().filter(wanted).filter_map(|item| row(item, &answers)).collect();
+    rows.extend(firmware(&answers));
+    rows
+}
+
+/// fwupd's devices, one row for all that are the same and one for each that is not.
+fn firmware(answers: &[(&NodeName, &NodeFacts)]) -> Vec<Row> {
+    let of = |f: &'_ NodeFacts, device: &str| f.live.firmware.as_ref().and_then(|all| all.get(device).cloned());
+    let known = answers.iter().filter_map(|(_, f)| f.live.firmware.as_ref());
+    let devices: BTreeSet<&String> = known.flat_map(|all| all.keys()).collect();
+    if devices.is_empty() {
+        return Vec::new();
+    }
+    let mut rows = Vec::new();
+    for device in &devices {
+        let values: Vec<(&NodeName, Option<String>)> = answers.iter().map(|(node, f)| (*node, of(f, device))).collect();
+        if values.windows(2).any(|w| w.first().map(|v| &v.1) != w.last().map(|v| &v.1)) {
+            rows.push(differs(Check::Parity, &format!("firmware of {device}"), &values).remedy(SAME_UPDATE));
+        }
+    }
+    if rows.is_empty() {
+        rows.push(Row::ok(Check::Parity, None, format!("firmware of {} devices (fwupd)", devices.len())));
+    }
+    rows
+}
+
+fn differs(check: Check, name: &str, values: &[(&NodeName, Option<String>)]) -> Row {
+    let told: Vec<String> =
+        values.iter().map(|(node, v)| format!("{node} {}", v.as_deref().unwrap_or("none"))).collect();
+    let row = Row::failed(check, None, format!("{name}: {}", told.join(", "))).wanted("the same on all nodes");
+    if name == "NIC firmware" {
+        row.because("unequal firmware of the NICs is known to leave 3 GB/s of 21")
+    } else {
+        row.because("the nodes were updated or deployed at different times")
+    }
 }
 
 /// `None` where no node has such a thing.
@@ -152,14 +186,5 @@ fn row(item: &Item, answers: &[(&NodeName, &NodeFacts)]) -> Option<Row> {
         let value = only.as_ref()?;
         return Some(Row::ok(item.check, None, format!("{} {value}", item.name).trim_end().to_owned()));
     }
-    let told: Vec<String> =
-        values.iter().map(|(node, v)| format!("{node} {}", v.as_deref().unwrap_or("none"))).collect();
-    let row =
-        Row::failed(item.check, None, format!("{}: {}", item.name, told.join(", "))).wanted("the same on all nodes");
-    let row = if item.name == "NIC firmware" {
-        row.because("unequal firmware of the NICs is known to leave 3 GB/s of 21")
-    } else {
-        row.because("the nodes were updated or deployed at different times")
-    };
-    Some(row.remedy(item.remedy))
+    Some(differs(item.check, item.name, &values).remedy(item.remedy))
 }

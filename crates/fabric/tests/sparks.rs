@@ -317,6 +317,14 @@ fn every_difference_of_the_nodes_is_a_row() {
     differs(|p| p.worker.put("etc/dgx-release", "DGX_SWBUILD_VERSION=\"7.2.3\""), "DGX OS: head 7.6.0, worker 7.2.3");
     differs(|p| p.worker.remove("usr/local/cuda/version.json"), "CUDA: head 13.0.2, worker none");
     differs(|p| p.worker.put("sys/class/dmi/id/bios_version", "old"), "board firmware");
+    let uefi = |p: &mut Pair| p.worker.live["firmware"]["UEFI Device Firmware 22222222"] = json!("0x00000515");
+    names(uefi, Check::Parity, "UEFI Device Firmware 22222222: head 0x00000516, worker 0x00000515", "fwupdmgr");
+    names(
+        |p| p.worker.live["firmware"] = json!({}),
+        Check::Parity,
+        "11111111: head 0x0200980f, worker none",
+        "fwupdmgr",
+    );
     differs(|p| p.worker.live["docker"]["version"] = json!("28.0"), "docker: head 29.2.1, worker 28.0");
     let firmware = |p: &mut Pair| p.worker.put("sys/class/infiniband/roceP2p1s0f0/fw_ver", "28.47.1088");
     names(firmware, Check::Parity, "NIC firmware: head 28.45.4028, worker 28.45.4028 and 28.47.1088", "fwupdmgr");

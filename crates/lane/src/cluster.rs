@@ -124,7 +124,7 @@ pub struct Host {
     /// sysctl.d; no file when empty.
     #[serde(default)]
     pub sysctl: BTreeMap<String, String>,
-    /// limits.d: no bound on locked memory for login sessions.
+    /// limits.d and systemd's default for units: no bound on locked memory.
     #[serde(default)]
     pub memlock: bool,
 }

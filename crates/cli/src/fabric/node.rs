@@ -1,5 +1,6 @@
 //! The node's side: `sparklane node facts`.
 
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Read as _};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use sparklane_engine::docker;
 use sparklane_fabric::facts::{Ask, Deployed, NodeFacts, collect};
 use sparklane_fabric::ping::Target;
 use sparklane_host::units::Systemd;
-use sparklane_host::{HostError, HostPaths, closure, profile};
+use sparklane_host::{HostError, HostPaths, closure, fwupd, profile};
 use sparklane_lane::Generation;
 
 /// What to do beside reading.
@@ -17,6 +18,8 @@ use sparklane_lane::Generation;
 pub struct Request {
     /// Packets to send.
     pub targets: Vec<Target>,
+    /// Whether fwupd is asked; it may have to be started for that.
+    pub firmware: bool,
     /// Kernel log to read in place of `/dev/kmsg`.
     pub kmsg: Option<String>,
 }
@@ -33,7 +36,7 @@ const DOCKER_WAIT: Duration = Duration::from_secs(5);
 pub fn facts(paths: &HostPaths) -> Result<NodeFacts, HostError> {
     let request = request()?;
     let version = env!("CARGO_PKG_VERSION");
-    let found = collect(version, &request.targets, request.kmsg.as_deref(), &Here { paths });
+    let found = collect(version, &request.targets, request.kmsg.as_deref(), &Here { paths, fwupd: request.firmware });
     found.map_err(|e| HostError::Refused(e.to_string()))
 }
 
@@ -54,6 +57,7 @@ fn request() -> Result<Request, HostError> {
 /// This machine's systemd, docker and profile.
 struct Here<'a> {
     paths: &'a HostPaths,
+    fwupd: bool,
 }
 
 impl Ask for Here<'_> {
@@ -68,6 +72,10 @@ impl Ask for Here<'_> {
             Ok((client.version().await?, client.running_engine().await?))
         };
         runtime.block_on(ask).map_err(|e: sparklane_engine::EngineError| e.to_string())
+    }
+
+    fn firmware(&self) -> Result<Option<BTreeMap<String, String>>, String> {
+        if self.fwupd { fwupd::devices() } else { Ok(None) }
     }
 
     fn generation(&self) -> Result<Option<Deployed>, String> {

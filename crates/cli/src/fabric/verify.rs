@@ -12,6 +12,7 @@ use sparklane_fabric::checks::{Asked, Input, Outcome, Row, judge, mtu};
 use sparklane_fabric::facts::{NodeFacts, Root, recorded};
 use sparklane_fabric::ping::Target;
 use sparklane_fabric::table;
+use sparklane_lane::cluster::Absent;
 use sparklane_lane::fabric::Check;
 use sparklane_lane::{Cluster, NodeName};
 
@@ -103,7 +104,11 @@ fn asked(args: &Args, site: &Site) -> Result<Vec<Asked>, DeployError> {
 /// Asks the nodes of a flow, all at once.
 pub fn survey(flow: &Flow<'_>, cluster: &Cluster, kmsg: Option<&str>) -> Vec<Asked> {
     let input = |node: &NodeName| {
-        let request = Request { targets: targets(cluster, node), kmsg: kmsg.map(str::to_owned) };
+        let request = Request {
+            targets: targets(cluster, node),
+            firmware: cluster.has(Absent::Gpu),
+            kmsg: kmsg.map(str::to_owned),
+        };
         serde_json::to_vec(&request).unwrap_or_default()
     };
     let answers = flow.reports_on::<NodeFacts>(&["node", "facts"], LONGEST, input);
@@ -143,7 +148,7 @@ fn counts_before(check: Check, cluster: &Cluster) -> bool {
         Check::Mtu | Check::Address | Check::Subnets | Check::RdmaMtu | Check::Gid | Check::Jumbo => {
             cluster.host.rails.is_none()
         }
-        Check::MemlockLogin => !cluster.host.memlock,
+        Check::MemlockUnit | Check::MemlockLogin => !cluster.host.memlock,
         Check::MemlockContainer | Check::GpuContainer | Check::Nccl | Check::Release => false,
         _ => true,
     }

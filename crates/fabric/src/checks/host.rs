@@ -27,7 +27,7 @@ fn memlock(s: Subject<'_>) -> Vec<Row> {
     }
     let live = &s.facts.live;
     let unit = judged(s, Check::MemlockUnit, live.unit_memlock, "systemd did not say").remedy_if(
-        "DefaultLimitMEMLOCK=infinity in /etc/systemd/system.conf.d/, systemctl daemon-reexec, restart docker",
+        "host.memlock = true in the cluster file, deploy (it sets systemd's DefaultLimitMEMLOCK), then restart docker",
     );
     let tailscale = live.login.via.as_deref() == Some("tailscaled");
     let more = if tailscale {

@@ -9,6 +9,7 @@ mod root;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::thread::ScopedJoinHandle;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,8 @@ pub struct Live {
     pub login: Login,
     /// docker, when it answers.
     pub docker: Option<Docker>,
+    /// Firmware as fwupd knows it: device and version; `None` where it was not asked, or is not installed.
+    pub firmware: Option<BTreeMap<String, String>>,
     /// What is deployed.
     pub generation: Option<Deployed>,
     /// The wall clock when the facts were complete, in milliseconds since 1970.
@@ -176,6 +179,11 @@ pub trait Ask: Sync {
     /// # Errors
     /// Why it does not answer.
     fn docker(&self) -> Result<(String, Option<(String, u32)>), String>;
+    /// Firmware as fwupd knows it; `None` where it is not installed, or not to be asked.
+    ///
+    /// # Errors
+    /// Why it does not answer.
+    fn firmware(&self) -> Result<Option<BTreeMap<String, String>>, String>;
     /// What is deployed; `None` when nothing is.
     ///
     /// # Errors
@@ -192,20 +200,17 @@ pub fn collect(tool: &str, targets: &[Target], kmsg: Option<&str>, ask: &dyn Ask
     let root = Root::new("/");
     std::thread::scope(|scope| {
         let pings = scope.spawn(|| crate::ping::all(targets));
-        let docker = scope.spawn(|| (ask.generation(), ask_docker(&root, ask), ask.unit_memlock()));
+        let generation = scope.spawn(|| ask.generation());
+        let docker = scope.spawn(|| ask_docker(&root, ask));
+        let systemd = scope.spawn(|| ask.unit_memlock());
+        let firmware = scope.spawn(|| ask.firmware());
         let files = read_files(&root, kmsg);
         let netlink::Found { addresses, routes, sockets } = netlink::ask(&files.index_of())?;
         let mut unread = Vec::new();
-        let (generation, docker, memlock) = docker
-            .join()
-            .unwrap_or_else(|_| (Err("no answer".into()), Err("no answer".into()), Err("no answer".into())));
-        let mut known = |what: &str, why: String| unread.push(format!("{what}: {why}"));
-        let generation = generation.unwrap_or_else(|why| {
-            known("generation", why);
-            None
-        });
-        let docker = docker.map_err(|why| known("docker", why)).ok();
-        let unit_memlock = memlock.map_err(|why| known("systemd", why)).ok();
+        let generation = known("generation", generation, &mut unread).flatten();
+        let docker = known("docker", docker, &mut unread);
+        let unit_memlock = known("systemd", systemd, &mut unread);
+        let firmware = known("fwupd", firmware, &mut unread).flatten();
         let live = Live {
             addresses,
             routes,
@@ -213,6 +218,7 @@ pub fn collect(tool: &str, targets: &[Target], kmsg: Option<&str>, ask: &dyn Ask
             unit_memlock: unit_memlock.map(|bytes| Limit { bytes: (bytes != u64::MAX).then_some(bytes) }),
             login: login::of(&root, std::process::id()),
             docker,
+            firmware,
             generation,
             unix_millis: now(),
             unread,
@@ -221,6 +227,12 @@ pub fn collect(tool: &str, targets: &[Target], kmsg: Option<&str>, ask: &dyn Ask
         let millis = u64::try_from(begin.elapsed().as_millis()).unwrap_or(u64::MAX);
         Ok(NodeFacts { tool: tool.to_owned(), files, live: Live { unix_millis: now(), ..live }, pings, millis })
     })
+}
+
+/// A thread's answer; why there is none is told.
+fn known<T>(what: &str, thread: ScopedJoinHandle<'_, Result<T, String>>, unread: &mut Vec<String>) -> Option<T> {
+    let answer = thread.join().unwrap_or_else(|_| Err("its thread died".into()));
+    answer.map_err(|why| unread.push(format!("{what}: {why}"))).ok()
 }
 
 /// Reads the facts of a recorded tree.

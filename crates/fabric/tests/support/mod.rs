@@ -262,6 +262,7 @@ fn live(last: u32) -> Value {
             "id": container, "memlock": {"bytes": null}, "nccl_conf": false,
             "gpuDevices": ["nvidia-uvm", "nvidia0", "nvidiactl"],
         }},
+        "firmware": {"UEFI Device Firmware 11111111": "0x0200980f", "UEFI Device Firmware 22222222": "0x00000516"},
         "generation": {
             "lane": "ray-0731", "image": "sha256:1", "weights": "w1", "api": ["127.0.0.1", 8000], "ports": [6379],
             "nccl": {"NCCL_IB_HCA": "rocep1s0f0,roceP2p1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0", "NCCL_NET": "IB"},

@@ -290,6 +290,28 @@ fn a_measurement_runs_in_the_lanes_image_and_its_transport_is_judged() {
     rig.until("the engine serves again", 60, || rig.tokens() > 0);
 }
 
+/// What PAM's limits.d does not reach: units take the manager's default, which a generation sets and a rollback takes back.
+#[test]
+#[ignore = "needs the lab"]
+fn systemds_default_of_locked_memory_is_part_of_a_generation() {
+    let rig = Rig::on_a();
+    let limit = |node: &str| rig.sh(node, "systemctl show --value -p DefaultLimitMEMLOCK").trim().to_owned();
+    let before = crate::support::NODES.map(limit);
+    assert!(before.iter().all(|l| l != "infinity"), "{before:?}");
+    let file = rig.lab.root("control").join("root/sparklane/nix/clusters/lab.nix");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("absent =", "host.memlock = true;\n  absent =", 1)).unwrap();
+    let bin = crate::support::apps(&rig.lab);
+    std::fs::write(&file, text).unwrap();
+    let line = [format!("{bin}/deploy").as_str(), "lab-b", "--cluster", "lab", "--json"].map(str::to_owned);
+    rig.run(&line, "").wait().is(0, "committed");
+    assert_eq!(crate::support::NODES.map(limit), ["infinity", "infinity"]);
+    rig.one_release("lab-b");
+    rig.app(&["rollback", "--to", "lane:lab-a"]).is(0, "committed");
+    assert_eq!(crate::support::NODES.map(limit), before);
+    rig.one_release("lab-a");
+}
+
 #[test]
 #[ignore = "needs the lab"]
 fn a_cable_that_was_plugged_while_the_machine_ran_is_a_warning() {
