@@ -46,7 +46,7 @@ fn engine(path: &str, text: &str) -> Vec<String> {
     const REQUIRED: [&str; 12] = [
         "Type=notify",
         "Restart=on-failure",
-        "RestartPreventExitStatus=78",
+        "RestartPreventExitStatus=78 79",
         "Requires=sparklane-resolve.service",
         "ExecStart=/nix/var/nix/profiles/sparklane/bin/sparklane engine run",
         "TimeoutStartSec=",

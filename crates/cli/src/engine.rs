@@ -17,8 +17,11 @@ use sparklane_engine::watch::{self, Guard};
 use sparklane_engine::{EngineError, evidence, key, load, notify, state};
 use sparklane_host::lock;
 use sparklane_host::paths::HostPaths;
+use sparklane_host::units::{self, Units as _};
 use sparklane_lane::Generation;
 use sparklane_lane::generation::PEER_KEYS;
+
+use sparklane_txn::plan::ENGINE_UNIT;
 
 use crate::watchdog;
 
@@ -141,6 +144,7 @@ async fn run_unit(target: &Target) -> Result<u8, EngineError> {
         tool: tool.display().to_string(),
         pair: pair(&generation)?,
         guard: Arc::new(NodeGuard),
+        on_purpose: units::Systemd.status(ENGINE_UNIT).is_ok_and(|unit| unit.restarts == 0),
     };
     supervise(setup, stop).await
 }

@@ -1,7 +1,9 @@
 //! What can go wrong around the engine's container, and the exit code each case ends the unit with.
 
-/// `EX_CONFIG`: `sparklane-engine.service` has `RestartPreventExitStatus=78`, so systemd does not try again.
+/// `EX_CONFIG`: `sparklane-engine.service` has `RestartPreventExitStatus=78 79`, so systemd does not try again.
 pub const EXIT_CONFIG: u8 = 78;
+/// Failed too often: a human is needed. Not restarted either.
+pub const EXIT_GIVE_UP: u8 = 79;
 
 /// A failure of the engine's supervisor.
 #[derive(Debug, thiserror::Error)]

@@ -132,6 +132,9 @@ pub struct EngineState {
     /// Why the engine ended last, since boot.
     #[serde(default)]
     pub failure: Option<Failure>,
+    /// When this launch failed, in seconds since boot.
+    #[serde(default)]
+    pub failures: Vec<u64>,
     /// Exit code of the container after it ended.
     pub exit_code: Option<i64>,
     /// Process id of the supervisor.

@@ -193,3 +193,30 @@ async fn folders_are_made_and_the_api_key_is_in_no_log_and_no_request() {
     let error = bench.run().await.unwrap_err();
     assert_eq!(error.exit_code(), 78);
 }
+
+#[tokio::test]
+async fn the_tenth_failure_within_an_hour_is_the_last_and_a_human_begins_anew() {
+    let bench = Bench::new("head");
+    let fail = async |failures: usize, on_purpose: bool| {
+        if failures > 0 {
+            let mut state = bench.state();
+            let at = state.failures.last().copied().unwrap().saturating_sub(100);
+            state.failures = vec![at; failures];
+            sparklane_engine::state::write(&bench.dir.path().join("run/engine.json"), &state);
+        }
+        bench.heard.0.lock().unwrap().clear();
+        let script = async {
+            bench.until("STATUS=container runs, engine starts").await;
+            bench.fake.end(1);
+        };
+        let (result, ()) = tokio::join!(bench.run_started(on_purpose), script);
+        result.unwrap()
+    };
+    assert_eq!(fail(0, false).await, 1);
+    assert_eq!(fail(8, false).await, 1);
+    assert_eq!(bench.state().failures.len(), 9);
+    assert_eq!(fail(9, true).await, 1, "who starts it on purpose has looked");
+    assert_eq!(fail(9, false).await, 79);
+    assert!(bench.state().failure.unwrap().why.contains("a human is needed"));
+    assert!(bench.state().failures.is_empty());
+}

@@ -22,6 +22,9 @@ pub struct UnitStatus {
     pub result: String,
     /// The unit's own status line (`STATUS=`).
     pub text: String,
+    /// How often systemd started it again since it was started on purpose.
+    #[serde(default)]
+    pub restarts: u32,
 }
 
 impl UnitStatus {
@@ -112,6 +115,11 @@ fn number(properties: &[Property], name: &str) -> u64 {
     value.and_then(|v| v.downcast_ref::<u64>().ok()).unwrap_or_default()
 }
 
+fn count(properties: &[Property], name: &str) -> u32 {
+    let value = properties.iter().find(|(n, _)| n == name).map(|(_, v)| v);
+    value.and_then(|v| v.downcast_ref::<u32>().ok()).unwrap_or_default()
+}
+
 impl Units for Systemd {
     fn status(&self, unit: &str) -> Result<UnitStatus, HostError> {
         let path: OwnedObjectPath = Self::call(ROOT, MANAGER, "LoadUnit", &(unit,))?;
@@ -129,6 +137,7 @@ impl Units for Systemd {
             active_since,
             result: text(&of_service, "Result"),
             text: text(&of_service, "StatusText"),
+            restarts: count(&of_service, "NRestarts"),
         })
     }
 

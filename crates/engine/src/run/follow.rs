@@ -109,7 +109,6 @@ impl Run<'_> {
     /// What the other ranks make of it: this one is of no use without them.
     fn consider_pair(&mut self) -> Option<End> {
         let pair = self.setup.pair.as_ref()?;
-        let before = self.state();
         let (doubt, over) = match pair.advice(self.attempt, self.rank, self.spent) {
             Advice::Leave(why) => (self.doubt.take(), Some(End::Left(why))),
             Advice::Doubt(why) => (Some(why), None),
@@ -121,7 +120,7 @@ impl Run<'_> {
         }
         let changed = self.doubt != doubt;
         self.doubt = doubt;
-        if changed || self.state() != before {
+        if changed || self.state() != self.shown.get() {
             self.publish();
         }
         over

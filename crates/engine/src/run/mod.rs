@@ -3,9 +3,11 @@
 //! A head makes one attempt and ends with it; systemd starts it again. A worker whose rank was ended because another's is
 //! gone waits for the head's next attempt in the same run: its unit did not fail.
 
+pub mod backoff;
 pub mod ending;
 mod follow;
 mod prepare;
+mod verdict;
 mod view;
 
 use std::future::Future;
@@ -19,22 +21,20 @@ use tokio::task::JoinSet;
 
 use crate::docker::Client;
 use crate::error::EngineError;
-use crate::evidence::Exhibit;
 use crate::lines::{LineCutter, Tail};
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
 use crate::redact::{Redacted, Redactor};
-use crate::state::{self, CanaryView, Failure};
+use crate::state::{self, CanaryView, EngineState, Failure, State};
 use crate::warm::Report;
 use crate::watch::Guard;
-use crate::{evidence, key, spec};
+use crate::{key, spec};
 
 pub use ending::{EXIT_PEER, EXIT_STUCK, End, exit_code};
 
 /// Lines of the log that a failure's evidence keeps; its report repeats fewer.
 const TAIL: usize = 400;
-const REPORTED: usize = 20;
 /// Time between two looks at who waits for whom.
 const LOOK: Duration = Duration::from_secs(1);
 /// How much longer a start may take while it waits for others; told every [`LOOK`].
@@ -62,6 +62,8 @@ pub struct Setup<'a> {
     pub pair: Option<Pair>,
     /// What keeps the watchdog from acting.
     pub guard: Arc<dyn Guard>,
+    /// True when someone started the unit on purpose: earlier failures do not count then.
+    pub on_purpose: bool,
 }
 
 /// How long docker's answers may take for a generation: its own stop time and some.
@@ -119,6 +121,10 @@ struct Run<'a> {
     warmup: Option<Report>,
     starts: u64,
     failure: Option<Failure>,
+    /// When this launch failed, in seconds since boot.
+    failures: Vec<u64>,
+    /// What was told last.
+    shown: std::cell::Cell<State>,
     /// Warm-up and watchdog of this attempt.
     tasks: JoinSet<()>,
     /// The watchdog's leave to act, held until the end.
@@ -148,7 +154,9 @@ impl<'a> Run<'a> {
             canary: None,
             warmup: None,
             starts: before.as_ref().map_or(0, |b| b.starts) + 1,
+            failures: failures(&setup, before.as_ref()),
             failure: before.and_then(|b| b.failure),
+            shown: std::cell::Cell::default(),
             tasks: JoinSet::new(),
             leave: None,
             setup,
@@ -181,6 +189,7 @@ impl<'a> Run<'a> {
 
     /// Up to the running container: checks, container, the other ranks, start.
     async fn begin(&mut self) -> Result<Begun, EngineError> {
+        self.rest().await;
         let id = self.create().await?;
         if let Some(why) = self.wait_turn().await {
             return Ok(Begun::Over(why));
@@ -192,6 +201,22 @@ impl<'a> Run<'a> {
         self.tracker.reach(Phase::Starting);
         self.publish();
         Ok(Begun::Runs(id))
+    }
+
+    /// The pause after failures.
+    async fn rest(&mut self) {
+        loop {
+            let left = backoff::left(&self.failures, since_boot());
+            if left == 0 {
+                self.waits = None;
+                return;
+            }
+            self.waits =
+                Some(format!("{} failures in the last hour; it starts again in {left} s", self.failures.len()));
+            self.setup.notify.extend(WAIT_MORE);
+            self.publish();
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     async fn create(&mut self) -> Result<String, EngineError> {
@@ -292,81 +317,19 @@ impl<'a> Run<'a> {
             tracing::warn!(%error, "the engine's container could not be removed");
         }
     }
+}
 
-    /// What of a failure is lost with the container.
-    async fn exhibits(&self, result: &Result<End, EngineError>) -> Vec<Exhibit> {
-        if ending::words(result, None).is_none() || self.setup.evidence.is_none() {
-            return Vec::new();
-        }
-        let mut all = vec![Exhibit { name: "engine.log", content: self.tail.lines().join("\n") }];
-        if let Some(id) = &self.container_id
-            && let Some(text) = self.setup.client.inspect_text(id).await
-        {
-            all.push(Exhibit { name: "container.json", content: self.redactor.apply(&text).into_owned() });
-        }
-        let peers = serde_json::to_string_pretty(&self.peers()).unwrap_or_default();
-        all.push(Exhibit { name: "peers.json", content: peers });
-        all
-    }
+/// Failures of the same launch that still count.
+fn failures(setup: &Setup<'_>, before: Option<&EngineState>) -> Vec<u64> {
+    let same = |b: &&EngineState| b.other_than(setup.generation).is_none();
+    let counted = before.filter(same).filter(|_| !setup.on_purpose).map_or(&[][..], |b| &b.failures);
+    backoff::recent(counted, since_boot())
+}
 
-    /// Says how it ended, keeps the evidence, tells the other nodes, and gives the unit's exit code.
-    async fn verdict(&mut self, result: &Result<End, EngineError>, exhibits: &[Exhibit]) -> u8 {
-        if let Ok(End::Exited(exit)) = result {
-            self.exit_code = Some(exit.code);
-        }
-        let words = ending::words(result, self.tracker.cause());
-        let code = ending::code(result);
-        if let Some(why) = &words {
-            self.report(result, why);
-            self.failure = Some(self.keep(why, code, exhibits));
-        }
-        self.ready = false;
-        self.rank = Rank::Ended;
-        self.waits = None;
-        self.tracker.reach(Phase::Ended);
-        let saying = self.saying(words.clone());
-        self.publish();
-        if let Some(words) = words {
-            self.setup.notify.status(&words);
-        }
-        if let Some(pair) = &mut self.setup.pair {
-            pair.say_last(saying).await;
-        }
-        code
-    }
-
-    fn report(&self, result: &Result<End, EngineError>, why: &str) {
-        // The caller tells errors itself.
-        if result.is_ok() {
-            let lines = self.tail.lines();
-            let last = lines[lines.len().saturating_sub(REPORTED)..].join("\n  | ");
-            tracing::error!("{why}; its last lines:\n  | {last}");
-        }
-    }
-
-    fn keep(&self, why: &str, code: u8, exhibits: &[Exhibit]) -> Failure {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let at = since.map_or(0, |since| since.as_secs());
-        let summary = evidence::Summary {
-            lane: self.setup.generation.lane.as_str(),
-            node: self.setup.generation.node.as_str(),
-            why,
-            attempt: self.attempt,
-            phase: self.tracker.phase().words(),
-            at,
-            code,
-        };
-        let kept = self.setup.evidence.as_deref().map(|folder| evidence::keep(folder, &summary, exhibits));
-        let path = match kept {
-            Some(Ok(path)) => Some(path.display().to_string()),
-            Some(Err(error)) => {
-                tracing::warn!(%error, "the evidence of this failure could not be kept");
-                None
-            }
-            None => None,
-        };
-        Failure { why: why.to_owned(), attempt: self.attempt, at, code, evidence: path }
-    }
+/// Seconds since boot, those of suspension too; no clock that someone sets.
+fn since_boot() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    u64::try_from(now.tv_sec).unwrap_or_default()
 }
 
 /// How far a beginning came.

@@ -12,6 +12,7 @@ impl Run<'_> {
     pub(super) fn publish(&self) {
         self.say();
         let state = self.state();
+        self.shown.set(state);
         self.setup.notify.status(&self.line(state));
         let Some(path) = &self.setup.state_file else {
             return;
@@ -36,6 +37,7 @@ impl Run<'_> {
             warmup: self.warmup.clone(),
             cause: self.tracker.cause().map(str::to_owned),
             failure: self.failure.clone(),
+            failures: self.failures.clone(),
             exit_code: self.exit_code,
             pid: std::process::id(),
         };
@@ -76,7 +78,7 @@ impl Run<'_> {
         let wrong = self.doubt.is_some() || self.odd.is_some();
         let good = |state| if wrong { State::Degraded } else { state };
         match self.tracker.phase() {
-            Phase::Preparing if self.waits.is_some() => State::WaitPeer,
+            Phase::Preparing if self.waits.is_some() && self.container_id.is_some() => State::WaitPeer,
             Phase::Preparing => State::Boot,
             Phase::WaitPeer if self.setup.pair.is_none() => State::WaitPeer,
             Phase::Stopping => State::Draining,
@@ -96,6 +98,7 @@ impl Run<'_> {
 
     fn line(&self, state: State) -> String {
         let text = match (state, self.reason()) {
+            (State::Boot, Some(why)) => return why.to_owned(),
             (State::WaitPeer, Some(why)) => return format!("waiting for the other ranks: {why}"),
             (State::Warming, _) => "warming up".to_owned(),
             (State::Serving, _) if self.role() == Role::Worker => "serving with the head".to_owned(),

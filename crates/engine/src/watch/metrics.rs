@@ -3,8 +3,10 @@
 /// What an engine is doing. Sums over all label sets of a name; a gauge per engine is its largest.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Load {
-    /// Tokens generated and prompt tokens computed since the engine's start.
-    pub tokens: f64,
+    /// Tokens generated since the engine's start.
+    pub generated: f64,
+    /// Tokens that its steps worked on since then, those of prompts too.
+    pub worked: f64,
     /// Requests that run.
     pub running: f64,
     /// Requests that wait.
@@ -20,10 +22,11 @@ pub fn parse(text: &str) -> Option<Load> {
     let mut known = false;
     for (name, value) in text.lines().filter_map(sample) {
         match name {
-            "vllm:generation_tokens_total" | "vllm:prompt_tokens_total" => {
+            "vllm:generation_tokens_total" => {
                 known = true;
-                load.tokens += value;
+                load.generated += value;
             }
+            "vllm:iteration_tokens_total_sum" => load.worked += value,
             "vllm:num_requests_running" => load.running += value,
             "vllm:num_requests_waiting" => load.waiting += value,
             // The second is the older name.
@@ -56,7 +59,7 @@ mod tests {
     #[test]
     fn reads_what_a_real_engine_said() {
         let load = parse(include_str!("../../../../tests/fixtures/engine/single/metrics-after-requests.body")).unwrap();
-        assert!(load.tokens > 0.0 && (0.0..=1.0).contains(&load.kv), "{load:?}");
+        assert!(load.generated > 0.0 && load.worked > load.generated && (0.0..=1.0).contains(&load.kv), "{load:?}");
         assert_eq!(parse("# HELP x\nprocess_cpu 1\n"), None);
     }
 
@@ -67,7 +70,7 @@ mod tests {
                     vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.97\n\
                     vllm:num_requests_running NaN\nvllm:num_requests_waiting{} 2\n";
         let load = parse(text).unwrap();
-        assert_eq!(load, Load { tokens: 12.0, running: 0.0, waiting: 2.0, kv: 0.97 });
+        assert_eq!(load, Load { generated: 12.0, worked: 0.0, running: 0.0, waiting: 2.0, kv: 0.97 });
     }
 
     proptest::proptest! {

@@ -9,6 +9,8 @@ use super::metrics::Load;
 const FULL: f64 = 0.95;
 /// Canaries in a row that found a full cache and progress before it counts as livelock.
 const LIVELOCK: u32 = 3;
+/// Tokens worked on beyond which someone else's prompt is being read: a long one yields nothing for minutes.
+const WORK: f64 = 256.0;
 
 /// How a canary ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,8 +62,10 @@ fn slow(before: Load, after: Load) -> Finding {
         after.waiting,
         after.kv * 100.0
     );
-    // A counter that fell was begun anew: that is no progress of the engine that was asked.
-    match (after.tokens > before.tokens, after.kv >= FULL) {
+    // A counter that fell was begun anew: that is no progress of the engine that was asked. The canary's own prompt is a
+    // few tokens of work, so a step that took it and hung is none either.
+    let progress = after.generated > before.generated || after.worked >= before.worked + WORK;
+    match (progress, after.kv >= FULL) {
         (false, _) => Finding::Suspect(format!("no token in time and none for anyone else: {load}")),
         (true, true) => Finding::Saturated(load),
         (true, false) => Finding::Busy(load),
@@ -121,8 +125,8 @@ impl History {
 mod tests {
     use super::*;
 
-    fn load(tokens: f64, running: f64, kv: f64) -> Option<Load> {
-        Some(Load { tokens, running, waiting: 1.0, kv })
+    fn load(generated: f64, running: f64, kv: f64) -> Option<Load> {
+        Some(Load { generated, worked: 0.0, running, waiting: 1.0, kv })
     }
 
     fn bounces(findings: &[Finding]) -> Vec<bool> {
@@ -151,6 +155,13 @@ mod tests {
         }
         let restarted = judge(&Canary::Timeout, load(100.0, 4.0, 0.1), load(3.0, 4.0, 0.1));
         assert!(matches!(restarted, Finding::Suspect(_)));
+    }
+
+    #[test]
+    fn a_long_prompt_is_progress_and_the_canarys_own_is_none() {
+        let worked = |worked| Some(Load { worked, running: 1.0, ..Load::default() });
+        assert!(matches!(judge(&Canary::Timeout, worked(0.0), worked(8192.0)), Finding::Busy(_)));
+        assert!(matches!(judge(&Canary::Timeout, worked(0.0), worked(12.0)), Finding::Suspect(_)));
     }
 
     #[test]

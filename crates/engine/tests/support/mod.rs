@@ -264,6 +264,10 @@ impl Bench {
     }
 
     pub async fn run(&self) -> Result<u8, EngineError> {
+        self.run_started(false).await
+    }
+
+    pub async fn run_started(&self, on_purpose: bool) -> Result<u8, EngineError> {
         let socket = self.dir.path().join("docker.sock");
         let _before = std::fs::remove_file(&socket);
         let listener = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -281,6 +285,7 @@ impl Bench {
             tool: "/tool".into(),
             pair: Pair::open(&self.generation, self.keys.clone()).unwrap(),
             guard: Arc::new(self.guard),
+            on_purpose,
         };
         let result = supervise(setup, self.stop.notified()).await;
         server.abort();

@@ -27,6 +27,7 @@ impl Units for FileUnits {
             active_since: 1,
             result: String::new(),
             text: String::new(),
+            restarts: 0,
         })
     }
     fn start(&self, _unit: &str) -> Result<(), HostError> {

@@ -303,6 +303,8 @@ fn rollback_that_cannot_be_proved_is_stuck_and_ends_with_resolve() {
     assert!(said.text("next").contains("sparklane txn resolve"), "{said:#?}");
     assert!(rig.crashed(node), "{}", rig.story());
     assert_eq!(rig.sh(node, &format!("readlink -f {}", crate::support::PROFILE)).trim(), theirs, "is overwritten");
+    // systemd starts the crashed process again: it may be at it.
+    rig.until("it is stuck", 60, || rig.state(node).as_deref() == Some("stuck"));
     let status = rig.status();
     assert_eq!((status.code, status.text("state")), (4, "in doubt"), "{status:#?}");
     // Hands: put the profile back, then resolve.

@@ -14,12 +14,20 @@ fn second_operator_is_told_who_holds_the_nodes_and_since_when_nixinate_25() {
     let second = rig.deploy("lab-b");
     second.is(5, "busy").because(&["root@control", " s (process"]);
     assert!(second.took < Duration::from_secs(10), "{:?}", second.took);
-    // The first one's process dies for good: its unit is stopped with it, as no systemd would on a crash.
+    // The first one's process dies for good: nothing starts it again, as systemd would after a crash.
     rig.signal(&client, "KILL");
     client.wait();
     for node in NODES {
         let unit = format!("sparklane-txn@{}.service", rig.txns(node).pop().unwrap());
-        rig.sh(node, &format!("systemctl kill -s KILL {unit}; systemctl stop {unit}; true"));
+        let folder = format!("/run/systemd/system/{unit}.d");
+        rig.sh(
+            node,
+            &format!(
+                "mkdir -p {folder} && printf '[Service]\\nRestart=no\\n' > {folder}/x.conf && systemctl daemon-reload && \
+                 systemctl kill -s KILL {unit}; rm -r {folder}"
+            ),
+        );
+        rig.until("the process is gone", 10, || !rig.try_sh(node, &format!("systemctl is-active {unit}")));
     }
     // The lock is free; what the dead one left is ended first.
     rig.deploy("lab-b").is(0, "committed");

@@ -77,8 +77,8 @@ Requires=sparklane-resolve.service
 After=sparklane-resolve.service docker.service network-online.target
 Wants=network-online.target
 RequiresMountsFor=/nix {STATE}
-StartLimitIntervalSec=3600
-StartLimitBurst=10
+StartLimitIntervalSec=600
+StartLimitBurst=60
 
 [Service]
 Type=notify
@@ -87,9 +87,7 @@ ExecStart=/nix/var/nix/profiles/sparklane/bin/sparklane engine run
 ExecStopPost=-/nix/var/nix/profiles/sparklane/bin/sparklane engine stop
 Restart=on-failure
 RestartSec=1
-RestartSteps=6
-RestartMaxDelaySec=60
-RestartPreventExitStatus=78
+RestartPreventExitStatus=78 79
 TimeoutStartSec={start}
 TimeoutStopSec={stop}
 KillMode=mixed
