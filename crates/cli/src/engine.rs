@@ -89,7 +89,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
 }
 
 fn engine_run(target: &Target) -> ExitCode {
-    match block_on(run_unit(target)) {
+    // Asked before the event loop runs: the bus has one of its own.
+    let on_purpose = units::Systemd.status(ENGINE_UNIT).is_ok_and(|unit| unit.restarts == 0);
+    match block_on(run_unit(target, on_purpose)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let code = error.exit_code();
@@ -111,7 +113,7 @@ fn block_on<T>(future: impl Future<Output = Result<T, EngineError>>) -> Result<T
     result
 }
 
-async fn run_unit(target: &Target) -> Result<u8, EngineError> {
+async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> {
     use tokio::signal::unix::{SignalKind, signal};
     let no_signals = |source| EngineError::Io { what: "watch for signals", source };
     let mut terminate = signal(SignalKind::terminate()).map_err(no_signals)?;
@@ -144,7 +146,7 @@ async fn run_unit(target: &Target) -> Result<u8, EngineError> {
         tool: tool.display().to_string(),
         pair: pair(&generation)?,
         guard: Arc::new(NodeGuard),
-        on_purpose: units::Systemd.status(ENGINE_UNIT).is_ok_and(|unit| unit.restarts == 0),
+        on_purpose,
     };
     supervise(setup, stop).await
 }

@@ -82,6 +82,7 @@ fn node_status(paths: &HostPaths) -> Result<NodeStatus, HostError> {
         let other = found.generation.as_ref().filter(|_| up).and_then(|g| engine.other_than(g));
         found.engine_of = other.map(ToString::to_string);
         found.waits_for_ranks = engine.waits_for_ranks();
+        found.supervisor = serde_json::to_value(&engine).ok();
     }
     Ok(found)
 }

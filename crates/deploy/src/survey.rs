@@ -169,6 +169,7 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
     s.engine_of
         .iter()
         .try_for_each(|lane| line(format!("its engine is still that of {lane}, until it starts anew")))?;
+    s.supervisor.iter().flat_map(supervisor_lines).try_for_each(&mut line)?;
     s.foreign_profile.iter().try_for_each(|why| line(format!("not ours: {why}")))?;
     s.open.iter().try_for_each(|t| line(open_text(t)))?;
     s.weights.iter().try_for_each(|w| line(weights_text(w)))?;
@@ -194,6 +195,14 @@ fn damaged_text(d: &DamagedTxn) -> String {
             format!("damaged journal: {} holds no record and changed nothing; to forget it: sudo rm -r {folder}", d.txn)
         }
     }
+}
+
+/// What the engine's supervisor has to say beyond the unit's own line.
+fn supervisor_lines(supervisor: &serde_json::Value) -> Vec<String> {
+    let failure = &supervisor["failure"];
+    let Some(why) = failure["why"].as_str() else { return Vec::new() };
+    let evidence = failure["evidence"].as_str().map_or_else(String::new, |path| format!(" (evidence: {path})"));
+    vec![format!("failed last, since boot: {why}{evidence}")]
 }
 
 fn engine_text(engine: &UnitStatus) -> String {

@@ -97,6 +97,9 @@ pub struct NodeStatus {
     /// part fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engine_of: Option<String>,
+    /// What the engine's supervisor says of itself (`engine.json`); the engine part fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supervisor: Option<serde_json::Value>,
     /// The generation's weights; `None` when it has none, or an older tool answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<WeightsStatus>,
@@ -136,6 +139,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         engine: units.status(ENGINE_UNIT).ok(),
         waits_for_ranks: false,
         engine_of: None,
+        supervisor: None,
         weights: None,
         drift,
         decision_key: peer::public_key_if_any(paths),

@@ -13,6 +13,7 @@ mod fabric;
 mod failing;
 mod files;
 mod first;
+mod heal;
 mod images;
 mod model;
 mod network;
