@@ -14,6 +14,7 @@ pub const DROP_IN: &str = "/etc/systemd/system/multi-user.target.d/50-sparklane.
 const NETPLAN: &str = "/etc/netplan/60-sparklane-rails.yaml";
 const SYSCTL: &str = "/etc/sysctl.d/60-sparklane.conf";
 const LIMITS: &str = "/etc/security/limits.d/60-sparklane.conf";
+const MANAGER: &str = "/etc/systemd/system.conf.d/60-sparklane.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/60-sparklane.conf";
 const MADE_BY: &str = "# Made by sparklane; a change by hand stops the next deploy.\n";
 
@@ -53,6 +54,8 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
     if host.memlock {
         let body = "* soft memlock unlimited\n* hard memlock unlimited\n".to_owned();
         add(LIMITS, 0o644, FileKind::Limits, body);
+        // limits.d is PAM's: units get the manager's default, which daemon-reload reads anew.
+        add(MANAGER, 0o644, FileKind::Unit, "[Manager]\nDefaultLimitMEMLOCK=infinity\n".to_owned());
     }
     files
 }
