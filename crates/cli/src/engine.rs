@@ -56,6 +56,9 @@ struct Target {
     /// Profile whose generation is run.
     #[arg(long, default_value = load::PROFILE)]
     profile: PathBuf,
+    /// The kernel's log, or a file of its form.
+    #[arg(long, default_value = "/dev/kmsg", hide = true)]
+    kmsg: PathBuf,
     /// Socket of docker.
     #[arg(long, default_value = SOCKET)]
     docker: String,
@@ -134,6 +137,7 @@ async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> 
         tool: tool.display().to_string(),
         pair: pair(&generation)?,
         guard: Arc::new(NodeGuard),
+        kmsg: target.kmsg.clone(),
         on_purpose,
     };
     supervise(setup, stop).await

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::docker::Client;
 use crate::error::EngineError;
 use crate::lines::{LineCutter, Tail};
-use crate::memory::gate;
+use crate::memory::{gate, kmsg};
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
@@ -63,6 +63,8 @@ pub struct Setup<'a> {
     pub pair: Option<Pair>,
     /// What keeps the watchdog from acting.
     pub guard: Arc<dyn Guard>,
+    /// The kernel's log, `/dev/kmsg` or a file of its form.
+    pub kmsg: PathBuf,
     /// True when someone started the unit on purpose: earlier failures do not count then.
     pub on_purpose: bool,
 }
@@ -124,6 +126,12 @@ struct Run<'a> {
     failure: Option<Failure>,
     /// When this launch failed, in seconds since boot.
     failures: Vec<u64>,
+    /// See [`EngineState::notes`].
+    notes: Vec<String>,
+    /// The kernel's newest record when this attempt began.
+    kernel_from: Option<u64>,
+    /// The engine's metrics when the watchdog last found something odd.
+    metrics: Option<String>,
     /// What was told last.
     shown: std::cell::Cell<State>,
     /// Warm-up and watchdog of this attempt.
@@ -157,6 +165,9 @@ impl<'a> Run<'a> {
             starts: before.as_ref().map_or(0, |b| b.starts) + 1,
             failures: failures(&setup, before.as_ref()),
             failure: before.and_then(|b| b.failure),
+            notes: Vec::new(),
+            kernel_from: None,
+            metrics: None,
             shown: std::cell::Cell::default(),
             tasks: JoinSet::new(),
             leave: None,
@@ -170,6 +181,7 @@ impl<'a> Run<'a> {
 
     /// One attempt from the checks to its end.
     async fn attempt(&mut self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
+        self.kernel_from = kmsg::newest(&self.setup.kmsg).ok().flatten();
         self.publish();
         let begun = tokio::select! {
             biased;

@@ -285,6 +285,7 @@ impl Bench {
             tool: "/tool".into(),
             pair: Pair::open(&self.generation, self.keys.clone()).unwrap(),
             guard: Arc::new(self.guard),
+            kmsg: self.dir.path().join("kmsg"),
             on_purpose,
         };
         let result = supervise(setup, self.stop.notified()).await;
