@@ -25,6 +25,8 @@
       memoryBytes = 130620000000;
     };
   };
+  # Refuse a deployment over a cable or a driver that is not as it must be (docs/fabric.md).
+  fabric.preflight = true;
   host = {
     rails.mtu = 9000;
     memlock = true;

@@ -220,6 +220,7 @@ impl Reach {
             ssh_user: self.ssh_user.clone(),
             ssh_opts: self.ssh_opts.clone(),
             hostnames: self.hostname.clone(),
+            preflight: Some(crate::fabric::verify::preflight),
             images: how.map_or_else(ImageOptions::default, |h| ImageOptions {
                 while_serving: h.while_serving,
                 plain_http: h.plain_http.clone(),

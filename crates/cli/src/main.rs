@@ -8,6 +8,7 @@ mod deploy;
 mod deploy_rs;
 mod engine;
 mod entry;
+mod fabric;
 mod image;
 mod lab;
 mod lane;
@@ -62,6 +63,8 @@ enum Command {
     Lane(lane::Args),
     /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
     Weights(weights::Args),
+    /// The machines and the cable between them: verify, measure, judge measurements.
+    Fabric(fabric::Args),
     /// Pin, fetch, serve and send the images that lanes run.
     Image(image::Args),
     /// Build a derivation's output (run by Nix).
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Command::Lab(args) => lab::run(args),
         Command::Lane(args) => lane::run(args),
         Command::Weights(args) => weights::run(args),
+        Command::Fabric(args) => fabric::run(args),
         Command::Image(args) => image::run(args),
         Command::Build(args) => build::run(args),
         Command::Entry(args) => entry::run(args),

@@ -29,6 +29,12 @@ enum Command {
     Stage,
     /// Print the public key with which this node asks the head; made on first use.
     Key,
+    /// Print this node's facts as JSON, with packets over the rails as the request on stdin says; without one, none.
+    Facts,
+    /// Run this node's rank of a measurement (request on stdin).
+    Bench,
+    /// Keep a measurement's record (on stdin) as evidence.
+    BenchKeep,
     /// Tell whether docker has an image (digests on stdin) under the right number.
     ImageState,
     /// Print this node's images as JSON: what the lane wants, what docker has and runs, what the layout holds.
@@ -54,6 +60,9 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
             request().and_then(|r| stage(&paths, &r, &parts::stage_steps(), &parts::real)).and_then(|s| print(&s))
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
+        Command::Facts => crate::fabric::node::facts(&paths).and_then(|f| print(&f)),
+        Command::Bench => crate::fabric::rank::bench(&paths).and_then(|a| print(&a)),
+        Command::BenchKeep => crate::fabric::rank::keep(&paths).and_then(|p| print(&p)),
         Command::ImageState => image::state().and_then(|s| print(&s)),
         Command::ImageReport => image::report(&paths).and_then(|r| print(&r)),
         Command::ImageStage => return Ok(image::stage()),

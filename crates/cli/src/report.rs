@@ -3,6 +3,10 @@
 use std::io::IsTerminal as _;
 
 use clap::ValueEnum;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -13,17 +17,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// Starts logging to stderr; stdout is for answers. `RUST_LOG` chooses what is said.
+/// Starts logging to stderr; stdout is for answers. `RUST_LOG` chooses what is said, by level and module: a filter of
+/// fields too would bring a regular expression engine, a fiftieth of the program.
 pub fn start_log(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
-    let builder = builder.with_ansi(std::io::stderr().is_terminal());
+    let wished = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
+    let filter = wished.unwrap_or_else(|| Targets::new().with_default(LevelFilter::INFO));
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
     // What it says about a closed stderr goes there too, and would end the program.
-    let builder = builder.log_internal_errors(false);
+    let lines = lines.with_ansi(std::io::stderr().is_terminal()).log_internal_errors(false);
+    let all = tracing_subscriber::registry();
     match format {
-        LogFormat::Text => builder.without_time().init(),
-        LogFormat::Json => builder.json().init(),
+        LogFormat::Text => all.with(lines.without_time().with_filter(filter)).init(),
+        LogFormat::Json => all.with(lines.json().with_filter(filter)).init(),
     }
 }
 

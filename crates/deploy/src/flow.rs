@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use sparklane_host::status::NodeStatus;
-use sparklane_lane::{Generation, LaneName, NodeName};
+use sparklane_lane::{Cluster, Generation, LaneName, NodeName};
 use sparklane_txn::cluster::{Member, drive};
 use sparklane_txn::spec::Side;
 use sparklane_txn::{Goal, State};
@@ -55,7 +55,12 @@ pub struct DeployOptions {
     pub hostnames: Vec<(NodeName, String)>,
     /// How images come to the nodes.
     pub images: ImageOptions,
+    /// What is asked of the nodes before a lane is staged; refuses.
+    pub preflight: Option<Preflight>,
 }
+
+/// A question to all nodes before anything changes, by a part that this crate does not know.
+pub type Preflight = fn(&Flow<'_>, &Cluster) -> Result<(), DeployError>;
 
 /// Where to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,6 +75,21 @@ pub enum Target {
 
 /// Every node's answer to one question; `None` where no tool answers yet.
 pub type Reports<T> = Vec<(NodeName, Result<Option<T>, DeployError>)>;
+
+/// One node's answer, and when it came.
+pub struct TimedReport<T> {
+    /// The node.
+    pub node: NodeName,
+    /// Its answer; `None` where no tool answers yet.
+    pub answer: Result<Option<T>, DeployError>,
+    /// This host's wall clock before the question and after the answer, in milliseconds since 1970.
+    pub between: (u64, u64),
+}
+
+fn wall_millis() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// How far a command goes into the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,6 +181,41 @@ impl<'a> Flow<'a> {
         self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
     }
 
+    /// As [`Flow::reports`], with an input for each node and a longest wait; beside each answer this host's wall clock before and after, in
+    /// milliseconds.
+    pub fn reports_on<T: serde::de::DeserializeOwned + Send>(
+        &self,
+        words: &[&str],
+        limit: Duration,
+        input: impl Fn(&NodeName) -> Vec<u8> + Sync,
+    ) -> Vec<TimedReport<T>> {
+        let ask = |node: &NodeHandle| {
+            let sent = wall_millis();
+            let answer = node.report_in(words, &input(&node.member.node), limit);
+            Ok(TimedReport { node: node.member.node.clone(), answer, between: (sent, wall_millis()) })
+        };
+        let answers = self.each(ask).into_iter().zip(&self.nodes);
+        let dead = |error, node: &NodeHandle| TimedReport {
+            node: node.member.node.clone(),
+            answer: Err(error),
+            between: (0, 0),
+        };
+        answers.map(|(answer, node)| answer.unwrap_or_else(|error| dead(error, node))).collect()
+    }
+
+    /// What the head's tool answers to a subcommand with that input; `None` where no tool answers yet.
+    ///
+    /// # Errors
+    /// When the head cannot be reached, or its tool refuses.
+    pub fn head_report<T: serde::de::DeserializeOwned>(
+        &self,
+        words: &[&str],
+        input: &[u8],
+    ) -> Result<Option<T>, DeployError> {
+        let head = self.nodes.first().ok_or_else(|| DeployError::Refused("the cluster has no node".into()))?;
+        head.report_in(words, input, ssh::ANSWER)
+    }
+
     /// Goes to the target: the whole transaction.
     ///
     /// # Errors
@@ -178,6 +233,10 @@ impl<'a> Flow<'a> {
         }
         let requests = self.requests(&posts, &facts, plan.restarts_engine)?;
         let Some(first) = requests.first() else { return Err(DeployError::Refused("the cluster has no node".into())) };
+        // Never before a way back.
+        if let (Some(preflight), Target::Lane(_)) = (self.options.preflight, target) {
+            preflight(self, &self.site.cluster)?;
+        }
         if !self.options.goal.changes_nodes() {
             let checked = self.check_only(&requests)?;
             return Ok(self.timed(checked));

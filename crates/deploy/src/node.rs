@@ -1,5 +1,7 @@
 //! One node as the control host asks it: status, staging, keys.
 
+use std::time::Duration;
+
 use serde::de::DeserializeOwned;
 use sparklane_host::HostPaths;
 use sparklane_host::stage::{StageRequest, Staged};
@@ -9,7 +11,7 @@ use sparklane_txn::Order;
 use sparklane_txn::cluster::Member;
 
 use crate::error::DeployError;
-use crate::ssh::{Answer, Remote};
+use crate::ssh::{self, Answer, Remote};
 
 /// A node and how to reach it.
 #[derive(Debug, Clone)]
@@ -81,8 +83,21 @@ impl NodeHandle {
     /// # Errors
     /// When the node cannot be reached, or its tool refuses or does not know the subcommand.
     pub fn report<T: DeserializeOwned>(&self, words: &[&str]) -> Result<Option<T>, DeployError> {
+        self.report_in(words, b"", ssh::ANSWER)
+    }
+
+    /// As [`NodeHandle::report`], with `input` on the subcommand's stdin, for an answer that takes up to `limit`.
+    ///
+    /// # Errors
+    /// As [`NodeHandle::report`].
+    pub fn report_in<T: DeserializeOwned>(
+        &self,
+        words: &[&str],
+        input: &[u8],
+        limit: Duration,
+    ) -> Result<Option<T>, DeployError> {
         let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
-        let answer = self.remote.run(&argv, b"")?;
+        let answer = self.remote.run_for(&argv, input, limit)?;
         if self.is_absent(&answer) {
             return Ok(None);
         }

@@ -12,7 +12,7 @@ use crate::quote::command_line;
 /// Seconds for a connection to stand.
 const CONNECT_SECS: u32 = 10;
 /// Longest a node may take for a question that waits for nothing.
-const ANSWER: Duration = Duration::from_secs(120);
+pub(crate) const ANSWER: Duration = Duration::from_secs(120);
 
 /// A node as ssh reaches it.
 #[derive(Debug, Clone)]

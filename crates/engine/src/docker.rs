@@ -122,6 +122,28 @@ impl Client {
         Ok(())
     }
 
+    /// docker's version.
+    ///
+    /// # Errors
+    /// docker's.
+    pub async fn version(&self) -> Result<String, EngineError> {
+        let version = self.docker.version().await.map_err(failed("ask for its version"))?;
+        Ok(version.version.unwrap_or_default())
+    }
+
+    /// Id and first process of the engine's container, when it runs.
+    ///
+    /// # Errors
+    /// docker's.
+    pub async fn running_engine(&self) -> Result<Option<(String, u32)>, EngineError> {
+        let filters = HashMap::from([("label".to_owned(), vec![format!("{ROLE_LABEL}={ROLE_ENGINE}")])]);
+        let options = ListContainersOptions { filters: Some(filters), ..ListContainersOptions::default() };
+        let all = self.docker.list_containers(Some(options)).await.map_err(failed("list containers"))?;
+        let Some(id) = all.into_iter().find_map(|c| c.id) else { return Ok(None) };
+        let pid = self.state(&id).await?.and_then(|s| s.pid).and_then(|pid| u32::try_from(pid).ok());
+        Ok(pid.filter(|pid| *pid > 0).map(|pid| (id, pid)))
+    }
+
     /// Creates the container and gives its id.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The container of a generation, as docker's API takes it. A pure function of its input.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, DeviceRequest, HostConfig, HostConfigLogConfig, Mount, MountType,
@@ -56,6 +56,35 @@ pub fn container(generation: &Generation, extra: &Extra) -> ContainerCreateBody 
         stop_timeout: Some(i64::from(engine.stop_secs)),
         host_config: Some(host_config(generation, extra)),
         ..ContainerCreateBody::default()
+    }
+}
+
+/// Value of [`ROLE_LABEL`] for a measurement's container, which no engine's cleaning takes for its own.
+pub const ROLE_BENCH: &str = "bench";
+
+/// The request body of a measurement in the lane's image: the engine's devices, limits and GPUs, another program and
+/// environment, nothing mounted.
+#[must_use]
+pub fn bench(
+    generation: &Generation,
+    extra: &Extra,
+    argv: &[String],
+    env: &BTreeMap<String, String>,
+) -> ContainerCreateBody {
+    let (program, arguments) = argv.split_at(1.min(argv.len()));
+    let labels = HashMap::from([
+        (LABEL.to_owned(), extra.label.clone()),
+        (ROLE_LABEL.to_owned(), ROLE_BENCH.to_owned()),
+        ("dev.sparklane.lane".to_owned(), generation.lane.to_string()),
+    ]);
+    let host = HostConfig { mounts: Some(Vec::new()), ..host_config(generation, extra) };
+    ContainerCreateBody {
+        entrypoint: Some(program.to_vec()),
+        cmd: Some(arguments.to_vec()),
+        env: Some(env.iter().map(|(name, value)| format!("{name}={value}")).collect()),
+        labels: Some(labels),
+        host_config: Some(host),
+        ..container(generation, extra)
     }
 }
 
@@ -140,6 +169,25 @@ mod tests {
         let limits: Vec<_> = host.ulimits.unwrap().into_iter().map(|u| (u.name.unwrap(), u.soft.unwrap())).collect();
         assert_eq!(limits, [("memlock".to_owned(), -1), ("stack".to_owned(), 67_108_864)]);
         assert_eq!(body.stop_timeout, Some(20));
+    }
+
+    #[test]
+    fn a_measurement_has_the_engines_devices_and_limits_and_nothing_of_its_files() {
+        let mut generation = sample("head");
+        generation.engine.gpus = true;
+        generation.engine.api_key_file = Some("/etc/sparklane/api.key".into());
+        let argv = ["python3", "-c", "print(1)"].map(str::to_owned);
+        let body = bench(&generation, &extra(), &argv, &BTreeMap::from([("RANK".to_owned(), "0".to_owned())]));
+        assert_eq!(body.entrypoint, Some(vec!["python3".to_owned()]));
+        assert_eq!(body.cmd.as_deref(), Some(&argv[1..]));
+        assert_eq!(body.env, Some(vec!["RANK=0".to_owned()]));
+        assert_eq!(body.labels.unwrap()[ROLE_LABEL], ROLE_BENCH);
+        let (host, engine) = (body.host_config.unwrap(), container(&generation, &extra()).host_config.unwrap());
+        assert_eq!(host.mounts, Some(Vec::new()));
+        assert_eq!(
+            (&host.ulimits, &host.device_requests, &host.network_mode),
+            (&engine.ulimits, &engine.device_requests, &engine.network_mode)
+        );
     }
 
     #[test]

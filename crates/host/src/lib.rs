@@ -3,6 +3,7 @@
 //! `node` implements the traits of crates/txn on the real parts; `serve` is the process of one transaction,
 //! `stage` lets a new one in, `resolve` ends what a crash left, `status` reads and never guesses.
 
+mod bus;
 pub mod clock;
 pub mod closure;
 pub mod crash;
@@ -11,6 +12,7 @@ pub mod deploy_rs;
 pub mod error;
 pub mod files;
 pub mod foreign;
+pub mod fwupd;
 pub mod install;
 pub mod journal;
 pub mod lock;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use zbus::{OwnedObjectPath, Variant};
 
+use crate::bus;
 use crate::error::HostError;
 
 /// `ActiveState` and what explains it.
@@ -83,20 +84,18 @@ impl Systemd {
         B: serde::Serialize + zbus::zvariant::DynamicType,
         R: serde::de::DeserializeOwned + zbus::zvariant::Type,
     {
-        let failed = |text: String| HostError::Systemd(format!("{method}: {text}"));
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(e.to_string()))?;
-        runtime.block_on(async {
-            let asked = async {
-                let bus = zbus::Connection::system().await?;
-                let reply = bus.call_method(Some(DEST), path, Some(interface), method, body).await?;
-                reply.body().deserialize::<R>()
-            };
-            match tokio::time::timeout(BUS_TIMEOUT, asked).await {
-                Ok(answer) => answer.map_err(|e| failed(e.to_string())),
-                Err(_) => Err(failed("no answer in 25 s".into())),
-            }
-        })
+        let asked = bus::call((DEST, path, interface, method), body, BUS_TIMEOUT);
+        asked.map_err(|text| HostError::Systemd(format!("{method}: {text}")))
+    }
+
+    /// `DefaultLimitMEMLOCK` of the manager in bytes, which units without a limit of their own get; `u64::MAX` for none.
+    ///
+    /// # Errors
+    /// When systemd cannot be asked.
+    pub fn default_memlock(&self) -> Result<u64, HostError> {
+        let get = (MANAGER, "DefaultLimitMEMLOCK");
+        let value: zbus::OwnedVariant = Self::call(ROOT, "org.freedesktop.DBus.Properties", "Get", &get)?;
+        value.downcast_ref::<u64>().map_err(|e| HostError::Systemd(format!("DefaultLimitMEMLOCK: {e}")))
     }
 
     fn properties(path: &str, interface: &str) -> Result<Vec<Property>, HostError> {

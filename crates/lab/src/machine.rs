@@ -124,7 +124,7 @@ pub fn wait_ready(paths: &Paths, node: NodeSpec, nspawn: Process) -> Result<()> 
         if !nspawn.alive() {
             return Err(failed_start(paths, node));
         }
-        if matches!(system_state(nspawn).as_str(), "running" | "degraded") && (!node.serves || docker_settled(nspawn)) {
+        if booted(nspawn) && (!node.serves || docker_settled(nspawn)) {
             return Ok(());
         }
         if Instant::now() > end {
@@ -135,6 +135,19 @@ pub fn wait_ready(paths: &Paths, node: NodeSpec, nspawn: Process) -> Result<()> 
             });
         }
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// True when all that a boot starts is up. An engine that waits for another node may start for as long as it likes.
+fn booted(nspawn: Process) -> bool {
+    match system_state(nspawn).as_str() {
+        "running" | "degraded" => true,
+        "starting" => {
+            let Some(leader) = leader(nspawn) else { return false };
+            let argv = ["systemctl", "is-active", "--quiet", "multi-user.target"];
+            command(leader, &argv).stdin(Stdio::null()).status().is_ok_and(|status| status.success())
+        }
+        _ => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Every line of the `lab` blocks in docs/operations.md, typed as a reader would, on a fresh lab.
+//! Every line of the `lab` blocks in docs/operations.md and docs/fabric.md, typed as a reader would, on a fresh lab.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
 
@@ -21,11 +21,15 @@ fn lines(text: &str) -> Vec<&str> {
 
 #[test]
 #[ignore = "needs the lab"]
-fn every_example_of_the_operations_page_works_in_its_order() {
+fn every_example_of_the_pages_works_in_its_order() {
     let workspace = Utf8Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize_utf8().unwrap();
-    let text = std::fs::read_to_string(workspace.join("docs/operations.md")).unwrap();
-    let examples = lines(&text);
+    let page = |name: &str| std::fs::read_to_string(workspace.join("docs").join(name)).unwrap();
+    let (operations, fabric) = (page("operations.md"), page("fabric.md"));
+    let mut examples = lines(&operations);
     assert!(examples.len() >= 11, "the page lost its examples: {examples:?}");
+    let more = lines(&fabric);
+    assert!(more.len() >= 3, "the page lost its examples: {more:?}");
+    examples.extend(more);
     let paths = Paths::from_env();
     Lab::down(&paths).unwrap();
     let options =

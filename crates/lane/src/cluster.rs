@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fabric::Fabric;
 use crate::ids::{ClusterName, LaneName, NodeName, Role, System};
 
 /// A cluster.
@@ -35,6 +36,9 @@ pub struct Cluster {
     /// Files that generations manage on these machines.
     #[serde(default)]
     pub host: Host,
+    /// How `sparklane fabric verify` judges these machines.
+    #[serde(default)]
+    pub fabric: Fabric,
 }
 
 fn keep_releases() -> u32 {
@@ -120,7 +124,7 @@ pub struct Host {
     /// sysctl.d; no file when empty.
     #[serde(default)]
     pub sysctl: BTreeMap<String, String>,
-    /// limits.d: no bound on locked memory for login sessions.
+    /// limits.d and systemd's default for units: no bound on locked memory.
     #[serde(default)]
     pub memlock: bool,
 }

@@ -6,6 +6,7 @@
 pub mod catalog;
 pub mod cluster;
 pub mod diff;
+pub mod fabric;
 pub mod formulas;
 pub mod generation;
 pub mod ids;

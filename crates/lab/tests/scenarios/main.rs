@@ -9,6 +9,7 @@ mod support;
 
 mod crash;
 mod disk;
+mod fabric;
 mod failing;
 mod files;
 mod first;

@@ -14,6 +14,7 @@ pub const DROP_IN: &str = "/etc/systemd/system/multi-user.target.d/50-sparklane.
 const NETPLAN: &str = "/etc/netplan/60-sparklane-rails.yaml";
 const SYSCTL: &str = "/etc/sysctl.d/60-sparklane.conf";
 const LIMITS: &str = "/etc/security/limits.d/60-sparklane.conf";
+const MANAGER: &str = "/etc/systemd/system.conf.d/60-sparklane.conf";
 const TMPFILES: &str = "/etc/tmpfiles.d/60-sparklane.conf";
 const MADE_BY: &str = "# Made by sparklane; a change by hand stops the next deploy.\n";
 
@@ -53,6 +54,8 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
     if host.memlock {
         let body = "* soft memlock unlimited\n* hard memlock unlimited\n".to_owned();
         add(LIMITS, 0o644, FileKind::Limits, body);
+        // limits.d is PAM's: units get the manager's default, which daemon-reload reads anew.
+        add(MANAGER, 0o644, FileKind::Unit, "[Manager]\nDefaultLimitMEMLOCK=infinity\n".to_owned());
     }
     files
 }
@@ -63,6 +66,8 @@ const STOP_SLACK_SECS: u32 = 20;
 /// Seconds that systemd waits beyond the lane's budget: the supervisor's own word comes first and says more.
 const START_SLACK_SECS: u32 = 15;
 
+// Without the default dependencies no target waits for the engine: a head that waits for a node which is off for a night
+// must not keep its machine from having booted.
 fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
     let stop = stop_secs.saturating_add(STOP_SLACK_SECS);
     let start = start_secs.saturating_add(START_SLACK_SECS);
@@ -70,7 +75,12 @@ fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
         "\
 [Unit]
 Description=sparklane engine
+DefaultDependencies=no
+Conflicts=shutdown.target
+Before=shutdown.target
+Requires=sysinit.target
 Requires=sparklane-resolve.service
+After=sysinit.target basic.target
 After=sparklane-resolve.service docker.service network-online.target
 Wants=network-online.target
 RequiresMountsFor=/nix {STATE}

@@ -1,7 +1,7 @@
 //! Rules about a cluster by itself.
 
 use std::collections::BTreeSet;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use crate::cluster::{Absent, Cluster, Rail};
 use crate::ids::Role;
@@ -15,6 +15,7 @@ pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
     rdma_is_everywhere,
     releases_are_kept,
     key_is_a_key,
+    listeners_can_be_met,
 ];
 
 /// They become arguments of ssh, which would take one with a leading dash as an option.
@@ -109,6 +110,24 @@ fn releases_are_kept(cluster: &Cluster) -> Vec<Problem> {
     vec![Problem::error("keepReleases", format!("is {}: nothing to roll back to", cluster.keep_releases))]
 }
 
+/// The kernel keeps 15 bytes of a process's name.
+const COMM_MOST: usize = 15;
+
+fn listeners_can_be_met(cluster: &Cluster) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (n, listener) in cluster.fabric.listeners.iter().enumerate() {
+        let at = |key: &str| format!("fabric.listeners[{n}].{key}");
+        if let Some(address) = listener.address.as_deref().filter(|a| a.parse::<IpAddr>().is_err()) {
+            problems.push(Problem::error(at("address"), format!("{address:?} is no address")));
+        }
+        if let Some(process) = listener.process.as_deref().filter(|p| p.is_empty() || p.len() > COMM_MOST) {
+            let what = format!("{process:?} is no process's name: the kernel keeps {COMM_MOST} bytes of it");
+            problems.push(Problem::error(at("process"), what));
+        }
+    }
+    problems
+}
+
 fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
     let bad = cluster
         .trusted_key
@@ -137,6 +156,7 @@ fn subnet(rail: &Rail) -> Option<(u32, u8)> {
 mod tests {
     use super::super::{check_cluster, fixture};
     use crate::cluster::{Cluster, Node};
+    use crate::fabric::AllowedListener;
     use crate::ids::Role;
     use crate::problem::Severity;
 
@@ -177,6 +197,25 @@ mod tests {
         assert_eq!(found(|c| node(c, "head").rail2.netdev = "a-name-that-is-long".into()), ["nodes.head.rail2.netdev"]);
         assert_eq!(found(|c| node(c, "head").rail2.rdma = None), ["nodes.head.rail2.rdma"]);
         assert!(found(|c| node(c, "head").rail2.prefix = 40).contains(&"nodes.head.rail2.prefix".to_owned()));
+    }
+
+    #[test]
+    fn listeners() {
+        let with = |address: Option<&str>, process: Option<&str>| {
+            found(|c| {
+                c.fabric.listeners = vec![AllowedListener {
+                    port: 1,
+                    address: address.map(Into::into),
+                    process: process.map(Into::into),
+                    reason: "x".into(),
+                }];
+            })
+        };
+        assert_eq!(with(Some("10.0.0.1"), Some("node_exporter")), [""; 0]);
+        assert_eq!(
+            with(Some("eth0"), Some("a-name-of-16-bytes")),
+            ["fabric.listeners[0].address", "fabric.listeners[0].process"]
+        );
     }
 
     #[test]

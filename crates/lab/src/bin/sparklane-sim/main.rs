@@ -7,6 +7,7 @@
 mod answer;
 mod api;
 mod args;
+mod bench;
 mod engine;
 mod fail;
 mod log;
@@ -38,6 +39,7 @@ Failure modes (also read live, one or more words, from /sim/fail):
 fn main() -> ExitCode {
     let argv: Vec<String> = std::env::args().skip(1).collect();
     match argv.first().map(String::as_str) {
+        Some("nccl-bench") => return bench::run(&argv[1..]),
         Some("serve") if !argv.iter().any(|a| a == "--help" || a == "-h") => {}
         Some("--version" | "-v") => {
             println!("0.32.0");
