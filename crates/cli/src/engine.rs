@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand};
 use miette::IntoDiagnostic as _;
 use sparklane_engine::docker::{Client, SOCKET};
+use sparklane_engine::memory::kmsg::KMSG;
 use sparklane_engine::pair::Pair;
 use sparklane_engine::run::{Setup, patience, supervise};
 use sparklane_engine::watch::{self, Guard};
@@ -59,6 +60,9 @@ struct Target {
     /// Socket of docker.
     #[arg(long, default_value = SOCKET)]
     docker: String,
+    /// The kernel's log.
+    #[arg(long, env = "SPARKLANE_KMSG", default_value = KMSG)]
+    kmsg: PathBuf,
 }
 
 /// Runs the subcommand.
@@ -135,6 +139,7 @@ async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> 
         pair: pair(&generation)?,
         guard: Arc::new(NodeGuard),
         on_purpose,
+        kmsg: target.kmsg.clone(),
     };
     supervise(setup, stop).await
 }

@@ -94,6 +94,10 @@ impl Run<'_> {
                         tokio::time::sleep(TICK).await;
                     }
                     ticks = ticks.wrapping_add(1);
+                    if !self.scores_seen && self.tracker.phase() >= Phase::Loaded {
+                        self.scores_seen = true;
+                        self.warn_of_first_victims().await;
+                    }
                     let over = if ticks.is_multiple_of(LOOK_TICKS) { self.consider_pair() } else { None };
                     over.or_else(|| self.late())
                 }

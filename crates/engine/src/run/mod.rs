@@ -6,6 +6,7 @@
 pub mod backoff;
 pub mod ending;
 mod follow;
+mod kernel;
 mod prepare;
 mod verdict;
 mod view;
@@ -63,6 +64,8 @@ pub struct Setup<'a> {
     pub pair: Option<Pair>,
     /// What keeps the watchdog from acting.
     pub guard: Arc<dyn Guard>,
+    /// The kernel's log.
+    pub kmsg: PathBuf,
     /// True when someone started the unit on purpose: earlier failures do not count then.
     pub on_purpose: bool,
 }
@@ -130,6 +133,10 @@ struct Run<'a> {
     tasks: JoinSet<()>,
     /// The watchdog's leave to act, held until the end.
     leave: Option<Box<dyn std::any::Any + Send>>,
+    /// The newest record of the kernel's log at the container's start.
+    kernel_from: Option<u64>,
+    /// True once the engine's processes were looked at, for whom the kernel would kill first.
+    scores_seen: bool,
 }
 
 impl<'a> Run<'a> {
@@ -160,6 +167,8 @@ impl<'a> Run<'a> {
             shown: std::cell::Cell::default(),
             tasks: JoinSet::new(),
             leave: None,
+            kernel_from: None,
+            scores_seen: false,
             setup,
         }
     }
@@ -196,6 +205,7 @@ impl<'a> Run<'a> {
             return Ok(Begun::Over(why));
         }
         self.say();
+        self.look_at_kernel();
         self.setup.client.start(&id).await?;
         self.started = Instant::now();
         self.setup.notify.extend(self.start_budget() + START_SLACK);
@@ -311,6 +321,7 @@ impl<'a> Run<'a> {
         self.cutter = LineCutter::default();
         self.container_id = None;
         self.exit_code = None;
+        self.scores_seen = false;
         self.doubt = None;
         self.waits = Some(why);
         self.say();

@@ -25,6 +25,7 @@ impl Run<'_> {
         }
         let peers = serde_json::to_string_pretty(&self.peers()).unwrap_or_default();
         all.push(Exhibit { name: "peers.json", content: peers });
+        all.extend(self.kernel_exhibit());
         all
     }
 
@@ -36,6 +37,9 @@ impl Run<'_> {
         let mut words = ending::words(result, self.tracker.cause());
         let mut code = ending::code(result);
         if let Some(why) = &mut words {
+            if let Some(kernel) = self.kernel_says() {
+                *why = format!("{why}; the kernel's log says: {kernel}");
+            }
             if self.counts(result) {
                 code = EXIT_GIVE_UP;
                 *why = format!(

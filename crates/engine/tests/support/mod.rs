@@ -286,6 +286,7 @@ impl Bench {
             pair: Pair::open(&self.generation, self.keys.clone()).unwrap(),
             guard: Arc::new(self.guard),
             on_purpose,
+            kmsg: self.dir.path().join("kmsg"),
         };
         let result = supervise(setup, self.stop.notified()).await;
         server.abort();
