@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test says what is wrong by failing
 
-#[allow(dead_code, reason = "other tests use the rest")]
 mod support;
 
 use std::io::Write as _;
