@@ -13,7 +13,7 @@ mod support;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ray_faults::{arguments_are_the_lanes, mark, said};
+use ray_faults::{arguments_are_the_lanes, container, mark, said};
 use serde_json::json;
 use support::{NODES, Rig};
 
@@ -68,14 +68,14 @@ fn publish(rig: &Rig, id: &str) {
     }
 }
 
-/// Waits until tokens come; gives the seconds since `begin`.
+/// Waits until another container than before is warmed up and gives tokens; gives the seconds since `begin`.
 #[track_caller]
-fn serves(rig: &Rig, begin: Instant) -> u64 {
-    // The answers of an engine that is about to end do not count.
-    std::thread::sleep(Duration::from_secs(3));
-    rig.until("tokens come", 420, || {
+fn serves(rig: &Rig, begin: Instant, before: &str) -> u64 {
+    rig.until("both units are up with a new container", 420, || {
         std::thread::sleep(Duration::from_secs(1));
-        rig.tokens() > 0
+        container(rig, "head") != before
+            && NODES.iter().all(|node| rig.try_sh(node, "systemctl is-active sparklane-engine"))
+            && rig.tokens() > 0
     });
     begin.elapsed().as_secs()
 }
@@ -88,17 +88,17 @@ fn kill(rig: &Rig, node: &str, words: &str) -> Instant {
 
 fn mp(rig: &Rig) {
     arguments_are_the_lanes(rig);
-    let since = NODES.map(|node| mark(rig, node));
+    // Whichever rank sees it first ends with 0.
+    let (since, before) = (mark(rig, "worker"), container(rig, "head"));
     let begin = kill(rig, "worker", "^VLLM::Worker");
-    let zero = "ended by itself with code 0, which counts as a failure";
-    said(rig, "worker", &since[1], zero, 60);
-    let rank = serves(rig, begin);
+    said(rig, "worker", &since, "ended by itself with code 0, which counts as a failure", 60);
+    let rank = serves(rig, begin, &before);
 
-    let since = mark(rig, "head");
+    let (since, before) = (mark(rig, "head"), container(rig, "head"));
     let begin = kill(rig, "head", "^/usr/bin/python3 /opt/vllm/site/bin/vllm serve");
     said(rig, "head", &since, "processes that were left", 30);
     said(rig, "head", &since, "the engine ended with code 137", 30);
-    let api = serves(rig, begin);
+    let api = serves(rig, begin, &before);
     eprintln!("real vLLM, mp: serving again {rank} s after rank 1's death, {api} s after the API server's");
 }
 
@@ -108,10 +108,10 @@ fn ray(rig: &Rig) {
         let scores = "for p in $(pgrep -f 'ray::|raylet|VLLM|vllm/site'); do cat /proc/$p/oom_score_adj; done 2>/dev/null | sort -u";
         assert_eq!(rig.sh(node, scores).trim(), "0", "{node}: Ray gives its workers 1000");
     }
-    let since = mark(rig, "head");
+    let (since, before) = (mark(rig, "head"), container(rig, "head"));
     let begin = kill(rig, "worker", "^ray::RayWorkerProc");
     said(rig, "head", &since, "ended by itself with code 0, which counts as a failure", 60);
-    let rank = serves(rig, begin);
+    let rank = serves(rig, begin, &before);
     eprintln!("real vLLM, Ray: serving again {rank} s after rank 1's death");
 }
 

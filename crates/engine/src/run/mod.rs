@@ -6,6 +6,7 @@
 pub mod backoff;
 pub mod ending;
 mod follow;
+mod kernel;
 mod prepare;
 mod verdict;
 mod view;
@@ -22,7 +23,7 @@ use tokio::task::JoinSet;
 use crate::docker::Client;
 use crate::error::EngineError;
 use crate::lines::{LineCutter, Tail};
-use crate::memory::{gate, kmsg};
+use crate::memory::gate;
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
@@ -138,6 +139,8 @@ struct Run<'a> {
     tasks: JoinSet<()>,
     /// The watchdog's leave to act, held until the end.
     leave: Option<Box<dyn std::any::Any + Send>>,
+    /// True once the engine's processes were looked at, for whom the kernel would kill first.
+    scores_seen: bool,
 }
 
 impl<'a> Run<'a> {
@@ -171,6 +174,7 @@ impl<'a> Run<'a> {
             shown: std::cell::Cell::default(),
             tasks: JoinSet::new(),
             leave: None,
+            scores_seen: false,
             setup,
         }
     }
@@ -181,7 +185,6 @@ impl<'a> Run<'a> {
 
     /// One attempt from the checks to its end.
     async fn attempt(&mut self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
-        self.kernel_from = kmsg::newest(&self.setup.kmsg).ok().flatten();
         self.publish();
         let begun = tokio::select! {
             biased;
@@ -208,6 +211,7 @@ impl<'a> Run<'a> {
             return Ok(Begun::Over(why));
         }
         self.say();
+        self.look_at_kernel();
         self.setup.client.start(&id).await?;
         self.started = Instant::now();
         self.setup.notify.extend(self.start_budget() + START_SLACK);
@@ -323,6 +327,7 @@ impl<'a> Run<'a> {
         self.cutter = LineCutter::default();
         self.container_id = None;
         self.exit_code = None;
+        self.scores_seen = false;
         self.doubt = None;
         self.waits = Some(why);
         self.say();

@@ -57,7 +57,7 @@ fn kill(rig: &Rig, node: &str, name: &str) {
     rig.sh(node, &format!("kill -KILL $(pgrep -x {name})"));
 }
 
-fn container(rig: &Rig, node: &str) -> String {
+pub fn container(rig: &Rig, node: &str) -> String {
     rig.sh(node, "docker ps -q --no-trunc --filter label=dev.sparklane.role=engine").trim().to_owned()
 }
 
