@@ -97,20 +97,16 @@ pub fn deployed(generation: &Generation) -> Deployed {
         weights: generation.weights.as_ref().map(|w| w.manifest.clone()),
         nccl: nccl.map(|(name, value)| (name.clone(), value.clone())).collect(),
         api: serves.then(|| (engine.api_host.clone(), engine.api_port)),
-        ports: ports(&engine.argv),
+        ports: ports(&engine.argv, engine.ray.as_ref().map(|ray| ray.gcs.as_str())),
     }
 }
 
-/// Ports at which ranks meet: `--master-port N`, and Ray's in `--address=HOST:N` or `--port=N`.
-fn ports(argv: &[String]) -> Vec<u16> {
-    let after = argv
-        .iter()
-        .zip(argv.iter().skip(1))
-        .filter(|(flag, _)| *flag == "--master-port")
-        .map(|(_, value)| value.as_str());
-    let joined = argv.iter().filter_map(|a| a.strip_prefix("--address=")?.rsplit_once(':').map(|(_, port)| port));
-    let own = argv.iter().filter_map(|a| a.strip_prefix("--port="));
-    after.chain(joined).chain(own).filter_map(|port| port.parse().ok()).collect()
+/// Ports at which ranks meet: `--master-port N`, and that of Ray's GCS.
+fn ports(argv: &[String], gcs: Option<&str>) -> Vec<u16> {
+    let pairs = argv.iter().zip(argv.iter().skip(1));
+    let master = pairs.filter(|(flag, _)| *flag == "--master-port").map(|(_, value)| value.as_str());
+    let ray = gcs.and_then(|gcs| gcs.rsplit_once(':')).map(|(_, port)| port);
+    master.chain(ray).filter_map(|port| port.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -120,7 +116,7 @@ mod tests {
     #[test]
     fn the_ports_of_the_ranks_are_found_in_both_ways_of_launching() {
         let argv = |words: &[&str]| words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>();
-        assert_eq!(ports(&argv(&["vllm", "serve", "m", "--port", "8000", "--master-port", "25000"])), [25000]);
-        assert_eq!(ports(&argv(&["ray", "start", "--address=10.0.0.1:6379", "--block"])), [6379]);
+        assert_eq!(ports(&argv(&["vllm", "serve", "m", "--port", "8000", "--master-port", "25000"]), None), [25000]);
+        assert_eq!(ports(&argv(&["vllm", "serve", "m"]), Some("10.0.0.1:6379")), [6379]);
     }
 }
