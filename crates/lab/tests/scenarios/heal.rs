@@ -64,13 +64,10 @@ fn container_of_either_node_killed() {
         let (noticed, _) = harmed(&rig, &before, || drop(rig.sh(node, "docker kill $(docker ps -q)")));
         assert!(noticed < NOTICED, "{noticed:?}");
         assert!(last_failure(&rig, node).contains("code 137"), "{}", last_failure(&rig, node));
-        // Both kept their part under the attempt's name, and the lane is the same release.
-        for node in NODES {
-            let kept = rig.sh(node, "ls /var/lib/sparklane/evidence");
-            if node == "head" || kept.contains(&before) {
-                assert!(kept.contains(&before), "{kept}");
-            }
-        }
+        // The head's part is kept under the attempt's name; a worker that was only taken along did not fail.
+        let kept = |node: &str| rig.sh(node, "ls /var/lib/sparklane/evidence 2>/dev/null; true");
+        assert!(kept("head").contains(&before), "{}", kept("head"));
+        assert_eq!(kept("worker").contains(&before), node == "worker", "{}", kept("worker"));
         rig.one_release("lab-a");
     }
 }
