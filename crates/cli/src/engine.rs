@@ -10,7 +10,6 @@ use std::time::Duration;
 use clap::{Args as ClapArgs, Subcommand};
 use miette::IntoDiagnostic as _;
 use sparklane_engine::docker::{Client, SOCKET};
-use sparklane_engine::memory::kmsg::KMSG;
 use sparklane_engine::pair::Pair;
 use sparklane_engine::run::{Setup, patience, supervise};
 use sparklane_engine::watch::{self, Guard};
@@ -57,12 +56,12 @@ struct Target {
     /// Profile whose generation is run.
     #[arg(long, default_value = load::PROFILE)]
     profile: PathBuf,
+    /// The kernel's log, or a file of its form.
+    #[arg(long, default_value = "/dev/kmsg", hide = true)]
+    kmsg: PathBuf,
     /// Socket of docker.
     #[arg(long, default_value = SOCKET)]
     docker: String,
-    /// The kernel's log.
-    #[arg(long, env = "SPARKLANE_KMSG", default_value = KMSG)]
-    kmsg: PathBuf,
 }
 
 /// Runs the subcommand.
@@ -138,8 +137,8 @@ async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> 
         tool: tool.display().to_string(),
         pair: pair(&generation)?,
         guard: Arc::new(NodeGuard),
-        on_purpose,
         kmsg: target.kmsg.clone(),
+        on_purpose,
     };
     supervise(setup, stop).await
 }

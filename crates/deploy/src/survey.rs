@@ -199,10 +199,14 @@ fn damaged_text(d: &DamagedTxn) -> String {
 
 /// What the engine's supervisor has to say beyond the unit's own line.
 fn supervisor_lines(supervisor: &serde_json::Value) -> Vec<String> {
+    let notes = supervisor["notes"].as_array().into_iter().flatten().filter_map(|note| note.as_str());
+    let mut lines: Vec<String> = notes.map(str::to_owned).collect();
     let failure = &supervisor["failure"];
-    let Some(why) = failure["why"].as_str() else { return Vec::new() };
-    let evidence = failure["evidence"].as_str().map_or_else(String::new, |path| format!(" (evidence: {path})"));
-    vec![format!("failed last, since boot: {why}{evidence}")]
+    if let Some(why) = failure["why"].as_str() {
+        let evidence = failure["evidence"].as_str().map_or_else(String::new, |path| format!(" (evidence: {path})"));
+        lines.push(format!("failed last, since boot: {why}{evidence}"));
+    }
+    lines
 }
 
 fn engine_text(engine: &UnitStatus) -> String {

@@ -127,6 +127,9 @@ pub struct EngineState {
     /// What the warm-up sent; metrics can leave it out.
     #[serde(default)]
     pub warmup: Option<Report>,
+    /// What is not as the lane means it and does not disturb it now, e.g. a rank that the kernel would kill first.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// What the log says went wrong.
     pub cause: Option<String>,
     /// Why the engine ended last, since boot.

@@ -220,3 +220,28 @@ async fn the_tenth_failure_within_an_hour_is_the_last_and_a_human_begins_anew() 
     assert!(bench.state().failure.unwrap().why.contains("a human is needed"));
     assert!(bench.state().failures.is_empty());
 }
+
+#[tokio::test]
+async fn a_kill_by_the_kernel_is_named_and_older_ones_are_not() {
+    let bench = Bench::new("head");
+    let kill = |seq: u32, pid: u32| {
+        format!(
+            "3,{seq},5,-;Out of memory: Killed process {pid} (VLLM::Worker) total-vm:9kB, anon-rss:4096kB, file-rss:0kB, \
+             shmem-rss:0kB, UID:0 pgtables:9kB oom_score_adj:0\n"
+        )
+    };
+    let file = bench.dir.path().join("kmsg");
+    std::fs::write(&file, kill(7, 111)).unwrap();
+    let script = async {
+        bench.until("STATUS=container runs, engine starts").await;
+        std::fs::write(&file, kill(7, 111) + &kill(8, 222)).unwrap();
+        bench.fake.end(70);
+    };
+    let (result, ()) = tokio::join!(bench.run(), script);
+    assert_eq!(result.unwrap(), 70);
+    let failure = bench.state().failure.unwrap();
+    assert!(failure.why.contains("the kernel killed VLLM::Worker (pid 222)"), "{failure:?}");
+    assert!(!failure.why.contains("111"), "{failure:?}");
+    let kept = std::fs::read_to_string(std::path::Path::new(&failure.evidence.unwrap()).join("kernel.log")).unwrap();
+    assert!(kept.contains("222") && !kept.contains("111"));
+}

@@ -1,6 +1,7 @@
 //! A running container: its log, its end, the other ranks, the warm-up and the watchdog.
 
 use std::future::Future;
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use super::ending::End;
 use super::{Run, prepare};
 use crate::error::EngineError;
 use crate::http::{Url, send};
+use crate::memory::oom;
 use crate::pair::{Advice, Pair};
 use crate::phase::Phase;
 use crate::warm::{self, Report};
@@ -28,6 +30,8 @@ const SETTLE: Duration = Duration::from_secs(60);
 const LEAVE_SECS: u32 = 5;
 /// Ticks between two looks at who is silent.
 const LOOK_TICKS: u32 = 5;
+/// Ticks between two looks at whom the kernel would kill first: a minute.
+const VICTIM_TICKS: u32 = 300;
 
 type LogStream<'a> = dyn futures_util::Stream<Item = Result<LogOutput, bollard::errors::Error>> + Unpin + 'a;
 
@@ -94,9 +98,8 @@ impl Run<'_> {
                         tokio::time::sleep(TICK).await;
                     }
                     ticks = ticks.wrapping_add(1);
-                    if !self.scores_seen && self.tracker.phase() >= Phase::Loaded {
-                        self.scores_seen = true;
-                        self.warn_of_first_victims().await;
+                    if ticks % VICTIM_TICKS == VICTIM_TICKS / 10 {
+                        self.look_for_victims(id).await;
                     }
                     let over = if ticks.is_multiple_of(LOOK_TICKS) { self.consider_pair() } else { None };
                     over.or_else(|| self.late())
@@ -128,6 +131,21 @@ impl Run<'_> {
             self.publish();
         }
         over
+    }
+
+    /// Processes of the engine that the kernel would kill before the lane means it to (Ray's own choice for its workers).
+    async fn look_for_victims(&mut self, id: &str) {
+        let state = self.setup.client.state(id).await.ok().flatten();
+        let Some(pid) = state.and_then(|s| i32::try_from(s.pid?).ok()).filter(|pid| *pid > 0) else { return };
+        let wanted = self.setup.generation.engine.oom_score_adj.unwrap_or(0);
+        let scores = oom::scores(Path::new("/proc"), pid);
+        let notes: Vec<String> =
+            oom::first_victims(&scores, wanted).iter().map(|s| format!("{s}; the lane means {wanted}")).collect();
+        if notes != self.notes {
+            notes.iter().for_each(|note| tracing::warn!("{note}"));
+            self.notes = notes;
+            self.publish();
+        }
     }
 
     /// A head that does not serve in its budget. systemd's own deadline is somewhat later and says less.
@@ -194,11 +212,13 @@ impl Run<'_> {
 
     fn looked(&mut self, event: Event) -> Option<End> {
         match event {
-            Event::Bounce { why, leave } => {
+            Event::Bounce { why, leave, metrics } => {
+                self.metrics = metrics;
                 self.leave = Some(leave);
                 Some(End::Stuck(why))
             }
-            Event::Look { took, odd } => {
+            Event::Look { took, odd, metrics } => {
+                self.metrics = metrics;
                 let view = self.canary.get_or_insert_default();
                 *(if odd.is_some() { &mut view.odd } else { &mut view.well }) += 1;
                 view.last_millis = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

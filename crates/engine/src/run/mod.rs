@@ -6,7 +6,6 @@
 pub mod backoff;
 pub mod ending;
 mod follow;
-mod kernel;
 mod prepare;
 mod verdict;
 mod view;
@@ -23,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::docker::Client;
 use crate::error::EngineError;
 use crate::lines::{LineCutter, Tail};
-use crate::memory::gate;
+use crate::memory::{gate, kmsg};
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
@@ -64,7 +63,7 @@ pub struct Setup<'a> {
     pub pair: Option<Pair>,
     /// What keeps the watchdog from acting.
     pub guard: Arc<dyn Guard>,
-    /// The kernel's log.
+    /// The kernel's log, `/dev/kmsg` or a file of its form.
     pub kmsg: PathBuf,
     /// True when someone started the unit on purpose: earlier failures do not count then.
     pub on_purpose: bool,
@@ -127,16 +126,18 @@ struct Run<'a> {
     failure: Option<Failure>,
     /// When this launch failed, in seconds since boot.
     failures: Vec<u64>,
+    /// See [`EngineState::notes`].
+    notes: Vec<String>,
+    /// The kernel's newest record when this attempt began.
+    kernel_from: Option<u64>,
+    /// The engine's metrics when the watchdog last found something odd.
+    metrics: Option<String>,
     /// What was told last.
     shown: std::cell::Cell<State>,
     /// Warm-up and watchdog of this attempt.
     tasks: JoinSet<()>,
     /// The watchdog's leave to act, held until the end.
     leave: Option<Box<dyn std::any::Any + Send>>,
-    /// The newest record of the kernel's log at the container's start.
-    kernel_from: Option<u64>,
-    /// True once the engine's processes were looked at, for whom the kernel would kill first.
-    scores_seen: bool,
 }
 
 impl<'a> Run<'a> {
@@ -164,11 +165,12 @@ impl<'a> Run<'a> {
             starts: before.as_ref().map_or(0, |b| b.starts) + 1,
             failures: failures(&setup, before.as_ref()),
             failure: before.and_then(|b| b.failure),
+            notes: Vec::new(),
+            kernel_from: None,
+            metrics: None,
             shown: std::cell::Cell::default(),
             tasks: JoinSet::new(),
             leave: None,
-            kernel_from: None,
-            scores_seen: false,
             setup,
         }
     }
@@ -179,6 +181,7 @@ impl<'a> Run<'a> {
 
     /// One attempt from the checks to its end.
     async fn attempt(&mut self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
+        self.kernel_from = kmsg::newest(&self.setup.kmsg).ok().flatten();
         self.publish();
         let begun = tokio::select! {
             biased;
@@ -205,7 +208,6 @@ impl<'a> Run<'a> {
             return Ok(Begun::Over(why));
         }
         self.say();
-        self.look_at_kernel();
         self.setup.client.start(&id).await?;
         self.started = Instant::now();
         self.setup.notify.extend(self.start_budget() + START_SLACK);
@@ -321,7 +323,6 @@ impl<'a> Run<'a> {
         self.cutter = LineCutter::default();
         self.container_id = None;
         self.exit_code = None;
-        self.scores_seen = false;
         self.doubt = None;
         self.waits = Some(why);
         self.say();

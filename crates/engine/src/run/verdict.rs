@@ -4,6 +4,7 @@ use super::ending::{self, End};
 use super::{Run, backoff, since_boot};
 use crate::error::{EXIT_CONFIG, EXIT_GIVE_UP, EngineError};
 use crate::evidence::{self, Exhibit};
+use crate::memory::kmsg;
 use crate::pair::Rank;
 use crate::phase::Phase;
 use crate::state::Failure;
@@ -23,10 +24,24 @@ impl Run<'_> {
         {
             all.push(Exhibit { name: "container.json", content: self.redactor.apply(&text).into_owned() });
         }
+        if let Some(metrics) = &self.metrics {
+            all.push(Exhibit { name: "metrics.txt", content: metrics.clone() });
+        }
+        let kernel = kmsg::read(&self.setup.kmsg, self.kernel_from).unwrap_or_default();
+        if !kernel.is_empty() {
+            let lines: Vec<&str> = kernel.iter().map(|record| record.text.as_str()).collect();
+            all.push(Exhibit { name: "kernel.log", content: lines.join("\n") });
+        }
         let peers = serde_json::to_string_pretty(&self.peers()).unwrap_or_default();
         all.push(Exhibit { name: "peers.json", content: peers });
-        all.extend(self.kernel_exhibit());
         all
+    }
+
+    /// Kills and Xids since this attempt began. Without the right to read the kernel's log there are none to tell.
+    fn kernel_causes(&self) -> Vec<kmsg::Event> {
+        kmsg::causes(&self.setup.kmsg, self.kernel_from)
+            .inspect_err(|error| tracing::debug!(%error, "the kernel's log cannot be read"))
+            .unwrap_or_default()
     }
 
     /// Says how it ended, keeps the evidence, tells the other nodes, and gives the unit's exit code.
@@ -35,11 +50,12 @@ impl Run<'_> {
             self.exit_code = Some(exit.code);
         }
         let mut words = ending::words(result, self.tracker.cause());
+        if let Some(why) = &mut words {
+            // What the kernel did explains more than anything that the engine could still log.
+            self.kernel_causes().iter().for_each(|cause| why.push_str(&format!("; {cause}")));
+        }
         let mut code = ending::code(result);
         if let Some(why) = &mut words {
-            if let Some(kernel) = self.kernel_says() {
-                *why = format!("{why}; the kernel's log says: {kernel}");
-            }
             if self.counts(result) {
                 code = EXIT_GIVE_UP;
                 *why = format!(

@@ -35,6 +35,7 @@ impl Run<'_> {
             peers: self.peers(),
             canary: self.canary.clone(),
             warmup: self.warmup.clone(),
+            notes: self.notes.clone(),
             cause: self.tracker.cause().map(str::to_owned),
             failure: self.failure.clone(),
             failures: self.failures.clone(),

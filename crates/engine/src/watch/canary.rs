@@ -9,7 +9,7 @@ use sparklane_lane::generation::Watchdog;
 use tokio::sync::mpsc;
 
 use super::Guard;
-use super::metrics::{self, Load};
+use super::metrics;
 use super::triage::{self, Action, Canary, History};
 use crate::http::{HttpError, Url, send};
 use crate::judge;
@@ -38,11 +38,15 @@ pub enum Event {
         took: Duration,
         /// What is not as it should be.
         odd: Option<String>,
+        /// The engine's metrics then, where they could be had.
+        metrics: Option<String>,
     },
     /// Start the pair anew; others are held off while the leave lives.
     Bounce {
         /// Why.
         why: String,
+        /// The engine's metrics then, where they could be had.
+        metrics: Option<String>,
         /// Held until the supervisor's end.
         leave: Box<dyn Any + Send>,
     },
@@ -68,45 +72,51 @@ async fn look_on(api: Api, watchdog: Watchdog, guard: Arc<dyn Guard>, tell: mpsc
         }
         let asked = api.clone();
         let timeout = Duration::from_secs(watchdog.canary_timeout_secs.into());
-        let Ok((canary, before, after, took)) = tokio::task::spawn_blocking(move || look(&asked, timeout)).await else {
+        let Ok(look) = tokio::task::spawn_blocking(move || look(&asked, timeout)).await else {
             continue;
         };
-        let odd = match history.take(triage::judge(&canary, before, after), watchdog.canary_failures) {
+        let Look { canary, before, after, took } = look;
+        let load = |text: &Option<String>| text.as_deref().and_then(metrics::parse);
+        let finding = triage::judge(&canary, load(&before), load(&after));
+        let odd = match history.take(finding, watchdog.canary_failures) {
             Action::Nothing => None,
             Action::Tell(words) => Some(words),
             Action::Bounce(why) => match guard.may_act() {
                 Ok(leave) => {
-                    let _told = tell.send(Event::Bounce { why, leave }).await;
+                    let _told = tell.send(Event::Bounce { why, metrics: after, leave }).await;
                     return;
                 }
                 Err(not) => Some(format!("{why}; the watchdog does not act: {not}")),
             },
         };
-        if tell.send(Event::Look { took, odd }).await.is_err() {
+        if tell.send(Event::Look { took, odd, metrics: after }).await.is_err() {
             return;
         }
     }
 }
 
-fn look(api: &Api, timeout: Duration) -> (Canary, Option<Load>, Option<Load>, Duration) {
-    let before = load(api);
+/// A canary with the metrics' texts around it.
+struct Look {
+    canary: Canary,
+    before: Option<String>,
+    after: Option<String>,
+    took: Duration,
+}
+
+fn look(api: &Api, timeout: Duration) -> Look {
+    let before = scrape(&api.url);
     let began = Instant::now();
     let canary = ask(api, timeout);
     let took = began.elapsed();
     // An answer says all; the metrics are for telling silence apart.
-    let after = if canary == Canary::Answered { before } else { load(api) };
-    (canary, before, after, took)
+    let after = if canary == Canary::Answered { None } else { scrape(&api.url) };
+    Look { canary, before, after, took }
 }
 
 /// The engine's metrics, as text. `None` when they cannot be had in a few seconds.
-#[must_use]
-pub fn scrape(url: &Url) -> Option<String> {
+fn scrape(url: &Url) -> Option<String> {
     let answer = send(&url.with_path("/metrics"), None, None, METRICS_TIMEOUT).ok()?;
     (answer.status == 200).then(|| String::from_utf8_lossy(&answer.body).into_owned())
-}
-
-fn load(api: &Api) -> Option<Load> {
-    metrics::parse(&scrape(&api.url)?)
 }
 
 fn ask(api: &Api, timeout: Duration) -> Canary {

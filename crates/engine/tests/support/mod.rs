@@ -285,8 +285,8 @@ impl Bench {
             tool: "/tool".into(),
             pair: Pair::open(&self.generation, self.keys.clone()).unwrap(),
             guard: Arc::new(self.guard),
-            on_purpose,
             kmsg: self.dir.path().join("kmsg"),
+            on_purpose,
         };
         let result = supervise(setup, self.stop.notified()).await;
         server.abort();
