@@ -25,7 +25,7 @@ const HEALTH_AGAIN: Duration = Duration::from_millis(50);
 /// A worker whose log never names the rendezvous counts as started after this long.
 const SETTLE: Duration = Duration::from_secs(60);
 /// What a rank gets to end whose engine is of no use any more.
-const LEAVE_SECS: u32 = 5;
+const LEAVE_SECS: u32 = 8;
 /// Ticks between two looks at who is silent.
 const LOOK_TICKS: u32 = 5;
 
