@@ -6,7 +6,7 @@ use std::time::Duration;
 use bollard::Docker;
 use bollard::container::LogOutput;
 use bollard::errors::Error;
-use bollard::models::{ContainerCreateBody, ContainerState};
+use bollard::models::{ContainerCreateBody, ContainerState, SystemInfo};
 use bollard::query_parameters::{
     CreateContainerOptions, InspectContainerOptions, ListContainersOptions, ListImagesOptions, LogsOptions,
     RemoveContainerOptions, StopContainerOptions, WaitContainerOptions,
@@ -142,6 +142,14 @@ impl Client {
         let Some(id) = all.into_iter().find_map(|c| c.id) else { return Ok(None) };
         let pid = self.state(&id).await?.and_then(|s| s.pid).and_then(|pid| u32::try_from(pid).ok());
         Ok(pid.filter(|pid| *pid > 0).map(|pid| (id, pid)))
+    }
+
+    /// What docker says of itself.
+    ///
+    /// # Errors
+    /// docker's.
+    pub async fn info(&self) -> Result<SystemInfo, EngineError> {
+        self.docker.info().await.map_err(failed("ask docker about itself"))
     }
 
     /// Creates the container and gives its id.

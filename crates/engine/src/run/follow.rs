@@ -26,6 +26,8 @@ const HEALTH_AGAIN: Duration = Duration::from_millis(50);
 const SETTLE: Duration = Duration::from_secs(60);
 /// What a rank gets to end whose engine is of no use any more.
 const LEAVE_SECS: u32 = 8;
+/// How long a container that seems stuck gets to show that it is at its end.
+const LAST_BREATH: Duration = Duration::from_secs(1);
 /// Ticks between two looks at who is silent.
 const LOOK_TICKS: u32 = 5;
 
@@ -104,6 +106,13 @@ impl Run<'_> {
             };
             self.consider_worker();
             if let Some(over) = over {
+                // An API that breaks off may be the first that is seen of a container's end, which says more.
+                if matches!(over, End::Stuck(_))
+                    && let Ok(exit) = tokio::time::timeout(LAST_BREATH, ended.as_mut()).await
+                {
+                    self.drain(&mut logs, open).await;
+                    return exit.map(End::Exited);
+                }
                 self.stop(id, &mut logs, open, LEAVE_SECS).await?;
                 return Ok(over);
             }

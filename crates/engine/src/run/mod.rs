@@ -31,7 +31,7 @@ use crate::redact::{Redacted, Redactor};
 use crate::state::{self, CanaryView, EngineState, Failure, State};
 use crate::warm::Report;
 use crate::watch::Guard;
-use crate::{key, spec};
+use crate::{gpus, key, spec};
 
 pub use ending::{EXIT_PEER, EXIT_STUCK, End, exit_code};
 
@@ -256,7 +256,11 @@ impl<'a> Run<'a> {
         }
         let label = format!("{}/{}/{}", generation.cluster, generation.lane, generation.node);
         let extra = spec::Extra { image, tool: self.setup.tool.clone(), label };
-        let id = self.setup.client.create(&engine.container, spec::container(generation, &extra)).await?;
+        let mut body = spec::container(generation, &extra);
+        if engine.gpus {
+            body = gpus::handed_in(body, gpus::choose(&self.setup.client.info().await?));
+        }
+        let id = self.setup.client.create(&engine.container, body).await?;
         self.container_id = Some(id.clone());
         Ok(id)
     }
