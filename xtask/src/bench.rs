@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: figures that are stated, never checks.
 
 mod deploy;
+mod engine;
 mod image;
 mod layer;
 mod memory;
@@ -21,6 +22,8 @@ pub struct Args {
 enum What {
     /// Deploy, switch and roll back in the lab, beside stock deploy-rs 1.0.0 with the same closures.
     Deploy(deploy::Args),
+    /// Kill, hang, cut and switch off what serves in the lab: seconds until it is noticed and until it serves again.
+    Engine(engine::Args),
     /// Serve and pull an image on loopback, beside Debian's docker-registry and curl.
     Image(image::Args),
     /// Make the layer of ray[default] of its wheels, beside pip, tar, gzip -6 and sha256sum.
@@ -36,6 +39,7 @@ enum What {
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     match &args.what {
         What::Deploy(args) => deploy::run(args),
+        What::Engine(args) => engine::run(args),
         What::Image(args) => image::run(args),
         What::Layer(args) => layer::run(args),
         What::Weights(args) => weights::run(args),

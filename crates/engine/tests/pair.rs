@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use sparklane_engine::pair::beat::{self, Beat, RunId};
 use sparklane_engine::pair::keys::Key;
-use sparklane_engine::pair::{AttemptId, Pair, Rank};
-use sparklane_engine::phase::Phase;
+use sparklane_engine::pair::{AttemptId, Pair, Rank, Saying};
 use sparklane_engine::run::{EXIT_PEER, ending::End};
 use sparklane_engine::state::State;
 
@@ -204,12 +203,7 @@ async fn beats_of_another_release_or_played_again_change_nothing() {
         number: 1,
         heard: BTreeMap::new(),
         serves: "same".into(),
-        attempt: Some(AttemptId::random().unwrap()),
-        rank: Rank::Waiting,
-        spent: None,
-        phase: Phase::Preparing,
-        serving: false,
-        reason: None,
+        says: Saying { attempt: Some(AttemptId::random().unwrap()), ..Saying::default() },
     };
     let key = Key::new(&[1; 32]);
     // Well sealed, but it does not name the receiver's run: it may be an old one.

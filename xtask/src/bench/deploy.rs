@@ -65,7 +65,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
 }
 
 /// A new lab that serves the first lane.
-fn fresh_lab() -> miette::Result<Lab> {
+pub(super) fn fresh_lab() -> miette::Result<Lab> {
     Lab::down(&Paths::from_env()).into_diagnostic()?;
     let lab = rehearse::lab_up()?;
     timed(&lab, &app("deploy", &[LANES[0]]))?;

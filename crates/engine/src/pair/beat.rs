@@ -89,6 +89,30 @@ pub enum Rank {
     Ended,
 }
 
+/// What a node says of its rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Saying {
+    /// The attempt that the node began (head) or joined (worker).
+    pub attempt: Option<AttemptId>,
+    /// What its rank does in it.
+    pub rank: Rank,
+    /// The attempt in which its rank ran last, for a worker that waits again.
+    pub spent: Option<AttemptId>,
+    /// How far its rank has come.
+    pub phase: Phase,
+    /// True while it is ready for work: a head answers requests, a worker has loaded.
+    pub serving: bool,
+    /// Why its rank ended or was never started.
+    pub reason: Option<String>,
+}
+
+impl Default for Saying {
+    fn default() -> Self {
+        Self { attempt: None, rank: Rank::Waiting, spent: None, phase: Phase::Preparing, serving: false, reason: None }
+    }
+}
+
 /// What a supervisor tells the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -105,18 +129,9 @@ pub struct Beat {
     pub heard: BTreeMap<NodeName, RunId>,
     /// What all ranks together run: `Generation::serves`.
     pub serves: String,
-    /// The attempt that the sender began (head) or joined (worker).
-    pub attempt: Option<AttemptId>,
-    /// What its rank does in it.
-    pub rank: Rank,
-    /// The attempt in which its rank ran last, for a worker that waits again.
-    pub spent: Option<AttemptId>,
-    /// How far its rank has come.
-    pub phase: Phase,
-    /// True while it is ready for work: a head answers requests, a worker has loaded.
-    pub serving: bool,
-    /// Why its rank ended or was never started.
-    pub reason: Option<String>,
+    /// What its rank does.
+    #[serde(flatten)]
+    pub says: Saying,
 }
 
 /// Why a datagram is not taken.
@@ -185,12 +200,7 @@ pub(crate) mod tests {
             number: 1,
             heard: BTreeMap::new(),
             serves: "s".into(),
-            attempt: None,
-            rank: Rank::Waiting,
-            spent: None,
-            phase: Phase::Preparing,
-            serving: false,
-            reason: None,
+            says: Saying::default(),
         }
     }
 

@@ -12,10 +12,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::beat::{self, AttemptId, Beat, MAX_DATAGRAM, Rank, Refused, RunId};
+use super::beat::{self, AttemptId, Beat, MAX_DATAGRAM, Rank, Refused, RunId, Saying};
 use super::keys::{self, Key};
 use super::rules::{self, Advice, Heard, Own};
-use crate::phase::Phase;
 
 /// Time between two beats; changes are told at once.
 const EVERY: Duration = Duration::from_secs(1);
@@ -23,29 +22,6 @@ const EVERY: Duration = Duration::from_secs(1);
 const GREET_EVERY: Duration = Duration::from_millis(50);
 /// Longest wait until a last word is out.
 const LAST_WORD: Duration = Duration::from_millis(300);
-
-/// What this node says of its rank.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Saying {
-    /// See [`Beat::attempt`].
-    pub attempt: Option<AttemptId>,
-    /// See [`Beat::rank`].
-    pub rank: Rank,
-    /// See [`Beat::spent`].
-    pub spent: Option<AttemptId>,
-    /// See [`Beat::phase`].
-    pub phase: Phase,
-    /// See [`Beat::serving`].
-    pub serving: bool,
-    /// See [`Beat::reason`].
-    pub reason: Option<String>,
-}
-
-impl Default for Saying {
-    fn default() -> Self {
-        Self { attempt: None, rank: Rank::Waiting, spent: None, phase: Phase::Preparing, serving: false, reason: None }
-    }
-}
 
 /// The last of a node.
 #[derive(Debug, Clone)]
@@ -185,7 +161,7 @@ impl Pair {
     #[must_use]
     pub fn head_serves(&self) -> bool {
         let ears = self.heard.borrow();
-        self.others.iter().any(|(node, role)| role.decides() && ears.get(node).is_some_and(|ear| ear.beat.serving))
+        self.others.iter().any(|(node, role)| role.decides() && ears.get(node).is_some_and(|ear| ear.beat.says.serving))
     }
 }
 
@@ -272,12 +248,7 @@ impl Task {
             number: self.number,
             heard: self.greeted.clone(),
             serves: self.serves.clone(),
-            attempt: saying.attempt,
-            rank: saying.rank,
-            spent: saying.spent,
-            phase: saying.phase,
-            serving: saying.serving,
-            reason: saying.reason.clone(),
+            says: saying.clone(),
         };
         let bytes = match beat::seal(&self.keys, &beat) {
             Ok(bytes) => bytes,
@@ -349,7 +320,7 @@ impl Task {
 
 /// True when a beat says something that the one before did not. The first of a node replaces itself, so it counts too.
 fn news(before: &Beat, now: &Beat) -> bool {
-    let of = |b: &Beat| (b.run, b.attempt, b.rank, b.spent, b.phase, b.serving, b.reason.clone(), b.serves.clone());
+    let of = |b: &Beat| (b.run, b.says.clone(), b.serves.clone());
     of(before) != of(now) || before.number == now.number
 }
 

@@ -10,6 +10,6 @@ pub mod keys;
 pub mod link;
 pub mod rules;
 
-pub use beat::{AttemptId, Beat, Rank};
-pub use link::{Pair, Saying};
+pub use beat::{AttemptId, Beat, Rank, Saying};
+pub use link::Pair;
 pub use rules::Advice;

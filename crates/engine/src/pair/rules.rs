@@ -79,8 +79,8 @@ pub fn worker(own: &Own, head: Option<&Heard>, grace: Duration) -> Advice {
 /// A rank that ended before the head's was started has spent the attempt.
 fn ended_in(attempt: AttemptId, worker: &Heard) -> Option<String> {
     let (beat, _) = worker.last.as_ref()?;
-    let ended = beat.attempt == Some(attempt) && beat.rank == Rank::Ended;
-    (ended || beat.spent == Some(attempt)).then(|| format!("the rank on {} ended{}", worker.node, because(beat)))
+    let ended = beat.says.attempt == Some(attempt) && beat.says.rank == Rank::Ended;
+    (ended || beat.says.spent == Some(attempt)).then(|| format!("the rank on {} ended{}", worker.node, because(beat)))
 }
 
 /// Why a worker is not in the attempt yet.
@@ -96,10 +96,11 @@ fn not_joined(own: &Own, attempt: AttemptId, worker: &Heard) -> Option<String> {
     if beat.serves != own.serves {
         return Some(format!("{name} is at another release than this node"));
     }
-    if let Some(reason) = beat.reason.as_ref().filter(|_| beat.attempt != Some(attempt)) {
+    if let Some(reason) = beat.says.reason.as_ref().filter(|_| beat.says.attempt != Some(attempt)) {
         return Some(format!("{name}: {reason}"));
     }
-    (beat.attempt != Some(attempt) || beat.rank != Rank::Running).then(|| format!("{name} has not joined yet"))
+    (beat.says.attempt != Some(attempt) || beat.says.rank != Rank::Running)
+        .then(|| format!("{name} has not joined yet"))
 }
 
 fn of_worker(attempt: AttemptId, worker: &Heard, grace: Duration) -> Advice {
@@ -108,7 +109,7 @@ fn of_worker(attempt: AttemptId, worker: &Heard, grace: Duration) -> Advice {
     if let Some(advice) = silence(name, *ago, grace) {
         return advice;
     }
-    match (beat.attempt == Some(attempt), beat.rank) {
+    match (beat.says.attempt == Some(attempt), beat.says.rank) {
         (true, Rank::Running) => Advice::Stay,
         (true, _) => Advice::Leave(format!("the rank on {name} ended{}", because(beat))),
         (false, _) => Advice::Leave(format!("the rank on {name} is gone, its supervisor began anew")),
@@ -121,7 +122,7 @@ fn of_head(attempt: AttemptId, head: &Heard, grace: Duration) -> Advice {
     if let Some(advice) = silence(name, *ago, grace) {
         return advice;
     }
-    match (beat.attempt == Some(attempt), beat.rank) {
+    match (beat.says.attempt == Some(attempt), beat.says.rank) {
         (true, Rank::Waiting | Rank::Running) => Advice::Stay,
         (true, Rank::Ended) => Advice::Leave(format!("the head's rank on {name} ended{}", because(beat))),
         (false, _) => Advice::Leave(format!("the head on {name} began another attempt")),
@@ -137,7 +138,7 @@ fn to_join(own: &Own, head: &Heard) -> Advice {
     if beat.serves != own.serves {
         return Advice::Wait(format!("the head {name} is at another release than this node"));
     }
-    match (beat.attempt, beat.rank) {
+    match (beat.says.attempt, beat.says.rank) {
         (Some(attempt), Rank::Waiting) if own.spent != Some(attempt) => Advice::Start(attempt),
         _ => Advice::Wait(format!("the head {name} has not begun a new attempt yet")),
     }
@@ -153,7 +154,7 @@ fn silence(name: &NodeName, ago: Duration, grace: Duration) -> Option<Advice> {
 }
 
 fn because(beat: &Beat) -> String {
-    beat.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"))
+    beat.says.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
 /// The gravest of several pieces of advice.

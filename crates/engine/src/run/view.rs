@@ -118,9 +118,9 @@ impl Run<'_> {
             node,
             silent: ear.ago() > rules::SILENT,
             rails: ear.rails.map(fresh),
-            attempt: ear.beat.attempt,
-            rank: ear.beat.rank,
-            phase: ear.beat.phase,
+            attempt: ear.beat.says.attempt,
+            rank: ear.beat.says.rank,
+            phase: ear.beat.says.phase,
         };
         ears.into_iter().map(view).collect()
     }

@@ -28,15 +28,15 @@ fn a_head_waits_for_every_worker_and_says_for_what() {
     let me = own(Some(a), Rank::Waiting);
     let nobody = Heard { node: "worker".parse().unwrap(), role: Role::Worker, last: None };
     assert!(waits_for(&head(&me, &[nobody], GRACE), "no word from worker yet"));
-    let joined = heard(Role::Worker, 0, |b| (b.attempt, b.rank) = (Some(a), Rank::Running));
+    let joined = heard(Role::Worker, 0, |b| (b.says.attempt, b.says.rank) = (Some(a), Rank::Running));
     assert_eq!(head(&me, std::slice::from_ref(&joined), GRACE), Advice::Start(a));
     let idle = heard(Role::Worker, 0, |_| ());
     assert!(waits_for(&head(&me, &[joined, idle], GRACE), "has not joined"));
     let other = heard(Role::Worker, 0, |b| b.serves = "t".into());
     assert!(waits_for(&head(&me, &[other], GRACE), "another release"));
-    let why = heard(Role::Worker, 0, |b| b.reason = Some("no image".into()));
+    let why = heard(Role::Worker, 0, |b| b.says.reason = Some("no image".into()));
     assert!(waits_for(&head(&me, &[why], GRACE), "no image"));
-    let silent = heard(Role::Worker, 9, |b| (b.attempt, b.rank) = (Some(a), Rank::Running));
+    let silent = heard(Role::Worker, 9, |b| (b.says.attempt, b.says.rank) = (Some(a), Rank::Running));
     assert!(waits_for(&head(&me, &[silent], GRACE), "for 9 s"));
 }
 
@@ -44,8 +44,9 @@ fn a_head_waits_for_every_worker_and_says_for_what() {
 fn a_head_leaves_when_a_rank_is_gone() {
     let a = AttemptId::random().unwrap();
     let me = own(Some(a), Rank::Running);
-    let at =
-        |ago, rank, attempt| head(&me, &[heard(Role::Worker, ago, |b| (b.attempt, b.rank) = (attempt, rank))], GRACE);
+    let at = |ago, rank, attempt| {
+        head(&me, &[heard(Role::Worker, ago, |b| (b.says.attempt, b.says.rank) = (attempt, rank))], GRACE)
+    };
     assert_eq!(at(0, Rank::Running, Some(a)), Advice::Stay);
     assert!(matches!(at(0, Rank::Ended, Some(a)), Advice::Leave(_)));
     assert!(matches!(at(0, Rank::Waiting, None), Advice::Leave(_)), "a supervisor that began anew lost its rank");
@@ -57,7 +58,11 @@ fn a_head_leaves_when_a_rank_is_gone() {
 fn a_worker_joins_an_attempt_once_and_only_before_the_heads_rank_runs() {
     let (a, b) = (AttemptId::random().unwrap(), AttemptId::random().unwrap());
     let at = |own: &Own, attempt, rank| {
-        worker(own, Some(&heard(Role::Head, 0, |beat| (beat.attempt, beat.rank) = (Some(attempt), rank))), GRACE)
+        worker(
+            own,
+            Some(&heard(Role::Head, 0, |beat| (beat.says.attempt, beat.says.rank) = (Some(attempt), rank))),
+            GRACE,
+        )
     };
     let me = own(None, Rank::Waiting);
     assert_eq!(at(&me, a, Rank::Waiting), Advice::Start(a));
@@ -103,7 +108,8 @@ impl Node {
 
     fn beat(&self, n: usize) -> Beat {
         let mut beat = beat(&format!("n{n}"));
-        (beat.run, beat.attempt, beat.rank, beat.spent) = (self.run, self.own.attempt, self.own.rank, self.own.spent);
+        beat.run = self.run;
+        (beat.says.attempt, beat.says.rank, beat.says.spent) = (self.own.attempt, self.own.rank, self.own.spent);
         beat
     }
 
