@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 use serde::{Deserialize, Serialize};
-use sparklane_host::{HostPaths, releases};
+use sparklane_host::{HostError, HostPaths, lock, releases};
 use sparklane_lane::{NodeName, WeightsManifest};
 use sparklane_weights::adopt;
 use sparklane_weights::proof::How;
@@ -256,7 +256,14 @@ pub fn du(place: &Place) -> Result<ExitCode, WeightsError> {
 /// When what is named cannot be known, or an entry cannot be removed.
 pub fn gc(args: &GcArgs) -> Result<ExitCode, WeightsError> {
     let store = Store::at(&args.place.store);
-    let mut keep = named_on(&HostPaths::system())?;
+    let paths = HostPaths::system();
+    // No transaction begins while its weights may go. Where nothing was ever deployed there is none to hold off.
+    let held = paths.state.exists().then(|| lock::take(&paths, "weights gc", None, Duration::ZERO));
+    let _held = held.transpose().map_err(|error| match error {
+        HostError::Busy(_) => WeightsError::Busy(error.to_string()),
+        other => WeightsError::Refused(other.to_string()),
+    })?;
+    let mut keep = named_on(&paths)?;
     for file in &args.keep {
         keep.push(manifest(file)?.id());
     }
