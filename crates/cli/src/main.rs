@@ -6,6 +6,7 @@ mod say;
 mod build;
 mod deploy;
 mod deploy_rs;
+mod doctor;
 mod engine;
 mod entry;
 mod fabric;
@@ -49,6 +50,8 @@ enum Command {
     Plan(deploy::PlanArgs),
     /// Show what each node serves, and what is open or in doubt.
     Status(deploy::StatusArgs),
+    /// Look for everything that is known to go wrong, on all nodes, and explain it.
+    Doctor(doctor::Args),
     /// List the cluster's releases.
     Releases(deploy::ReleasesArgs),
     /// A node's part of a deployment (run by `deploy` on the nodes).
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Rollback(args) => deploy::rollback(args),
         Command::Plan(args) => deploy::plan(args),
         Command::Status(args) => deploy::status(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Releases(args) => deploy::releases(args),
         Command::Node(args) => node::run(args),
         Command::Txn(args) => txn::run(args),

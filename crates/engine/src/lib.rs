@@ -5,6 +5,7 @@
 //! container specification, verdict on an answer) is a pure function in its own module.
 
 pub mod docker;
+pub mod doctor;
 pub mod entry;
 pub mod error;
 pub mod evidence;
