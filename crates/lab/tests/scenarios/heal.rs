@@ -123,8 +123,14 @@ fn paused_watchdog_looks_and_does_not_act() {
     assert_eq!(attempt(&rig, "head"), before);
     let status = rig.plain(&["status"]).stdout;
     assert!(status.contains("measuring"), "{status}");
+    let doctor = rig.app(&["sparklane", "doctor"]);
+    let hit = |h: &&Value| h["node"] == "head" && h["part"] == "engine" && h["gotcha"] == "T7" && h["past"] == false;
+    assert!(doctor.code == 1 && doctor.json["hits"].as_array().unwrap().iter().any(|h| hit(&h)), "{doctor:#?}");
     harmed(&rig, &before, || drop(rig.sh("head", &format!("{} engine resume", crate::support::TOOL))));
     rig.one_release("lab-a");
+    let doctor = rig.plain(&["sparklane", "doctor"]);
+    assert!(doctor.code == 0 && doctor.stdout.contains("nothing is wrong"), "{doctor:#?}");
+    assert!(doctor.stdout.contains("[T7] (over)"), "{doctor:#?}");
 }
 
 #[test]
