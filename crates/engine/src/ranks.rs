@@ -10,7 +10,7 @@ use sparklane_lane::Role;
 use sparklane_lane::generation::{Gate, GateKind, GateScope};
 
 use crate::phase::Phase;
-use crate::state;
+use crate::state::{self, State};
 use crate::systemd::{UnitState, UnitStates};
 
 /// Seconds in which the log must have told of the rendezvous once the head serves; lines come with some delay.
@@ -32,7 +32,9 @@ pub fn gate(role: Role, unit: &str) -> Option<Gate> {
 /// systemd as well would cost a process on a node that is busy starting an engine.
 #[must_use]
 pub fn has_joined(state_file: &Path) -> bool {
-    let met = |e: &state::EngineState| e.ready && (Phase::LoadingModel..=Phase::Serving).contains(&e.phase);
+    let met = |e: &state::EngineState| {
+        e.ready && (e.state == State::Serving || (Phase::LoadingModel..=Phase::Serving).contains(&e.phase))
+    };
     state::read(state_file).is_some_and(|e| met(&e) && Path::new(&format!("/proc/{}", e.pid)).exists())
 }
 

@@ -220,3 +220,23 @@ async fn beats_of_another_release_or_played_again_change_nothing() {
 fn an_end_that_was_asked_for_is_no_failure() {
     assert_eq!(sparklane_engine::run::ending::code(&Ok(End::Stopped)), 0);
 }
+
+#[tokio::test]
+async fn a_worker_whose_log_tells_nothing_serves_when_its_head_does() {
+    let two = two();
+    let script = async {
+        both_run(&two).await;
+        assert_eq!(two.worker.state().state, State::Loading);
+        two.head.serve_health();
+        let began = Instant::now();
+        while two.worker.state().state != State::Serving {
+            assert!(began.elapsed() < Duration::from_secs(10), "{:?}", two.worker.state());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(two.worker.heard("STATUS=serving with the head"));
+        two.head.stop.notify_one();
+        two.worker.stop.notify_one();
+    };
+    let (head, worker, ()) = tokio::join!(two.head.run(), two.worker.run(), script);
+    assert_eq!((head.unwrap(), worker.unwrap()), (0, 0));
+}

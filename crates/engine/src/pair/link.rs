@@ -157,11 +157,12 @@ impl Pair {
         self.heard.borrow().clone()
     }
 
-    /// True while the head said that it answers requests.
+    /// True while the head says that it answers requests in this attempt.
     #[must_use]
-    pub fn head_serves(&self) -> bool {
+    pub fn head_serves(&self, attempt: Option<AttemptId>) -> bool {
         let ears = self.heard.borrow();
-        self.others.iter().any(|(node, role)| role.decides() && ears.get(node).is_some_and(|ear| ear.beat.says.serving))
+        let says = |ear: &Ear| ear.beat.says.serving && ear.beat.says.attempt == attempt;
+        self.others.iter().any(|(node, role)| role.decides() && ears.get(node).is_some_and(says))
     }
 }
 

@@ -87,14 +87,17 @@ impl Run<'_> {
             Phase::Ended => State::Failed,
             Phase::Serving if self.ready => good(State::Serving),
             Phase::Serving => State::Warming,
-            // A worker serves when its head does.
-            Phase::Loaded if self.head_serves() => good(State::Serving),
+            // A worker serves when its head does, however little its own log tells: a raylet's tells nothing.
+            phase if (Phase::Starting..=Phase::Loaded).contains(&phase) && self.head_serves() => good(State::Serving),
             _ => good(State::Loading),
         }
     }
 
+    /// True for a worker whose head answers requests in the same attempt; one that starts by itself knows when it loaded.
     fn head_serves(&self) -> bool {
-        self.role() == Role::Worker && self.setup.pair.as_ref().is_none_or(crate::pair::Pair::head_serves)
+        let loaded = || self.tracker.phase() == Phase::Loaded;
+        self.role() == Role::Worker
+            && self.setup.pair.as_ref().map_or_else(loaded, |pair| pair.head_serves(self.attempt))
     }
 
     fn line(&self, state: State) -> String {
