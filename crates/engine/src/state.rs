@@ -149,8 +149,7 @@ impl EngineState {
     #[must_use]
     pub fn waits_for_ranks(&self) -> bool {
         // A log may stop at the rendezvous though the rank went on; that the head serves with it is the better word.
-        let serves = matches!(self.state, State::Serving | State::Degraded);
-        self.state == State::WaitPeer || self.phase == Phase::WaitPeer && !serves
+        self.state == State::WaitPeer || self.phase == Phase::WaitPeer && self.state != State::Serving
     }
 
     /// The lane of what was started, when that is not what this generation launches. An older supervisor does not say.
