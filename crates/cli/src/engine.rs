@@ -187,12 +187,25 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
         // "No engine ran" would be a guess.
         return Err(miette::miette!("{}: {error}. Ask as root: sudo sparklane engine status", state::STATE_FILE));
     }
-    let known = state::read(Path::new(state::STATE_FILE));
+    let file = Path::new(state::STATE_FILE);
+    let known = state::read(file);
+    if known.is_none() && file.exists() {
+        return Err(miette::miette!(
+            "{}: it is damaged; the next start of the engine writes it anew",
+            state::STATE_FILE
+        ));
+    }
     if json {
         println!("{}", serde_json::to_string(&known).into_diagnostic()?);
     } else if let Some(now) = &known {
         let percent = now.percent.map(|p| format!(" {p}%")).unwrap_or_default();
         println!("{} ({}) lane {}: {}{percent}", now.node, now.role, now.lane, now.phase.words());
+        if !Path::new(&format!("/proc/{}", now.pid)).exists() {
+            println!(
+                "that was the last word of supervisor {}, which is gone; see: systemctl status sparklane-engine",
+                now.pid
+            );
+        }
         if let Some(reason) = &now.reason {
             println!("{reason}");
         }

@@ -62,13 +62,9 @@ pub fn keep(folder: &Path, summary: &Summary<'_>, exhibits: &[Exhibit]) -> io::R
     for exhibit in exhibits {
         fs::write(next.join(exhibit.name), last_bytes(&exhibit.content))?;
     }
-    // Two failures of one second: the later one gets a number.
-    let name = |n: u32| match n {
-        0 => format!("{}-{attempt}", summary.at),
-        n => format!("{}-{attempt}-{n}", summary.at),
-    };
-    let path = (0..100).map(|n| folder.join(name(n))).find(|path| !path.exists());
-    let path = path.ok_or_else(|| io::Error::other("a hundred failures in one second"))?;
+    // Counted, not dated: a clock that was set back must not make the newest one the first to go.
+    let number = numbered(folder)?.last().map_or(1, |(number, _)| number + 1);
+    let path = folder.join(format!("{number:06}-{attempt}"));
     fs::rename(&next, &path)?;
     prune(folder)?;
     Ok(path)
@@ -79,6 +75,10 @@ pub fn keep(folder: &Path, summary: &Summary<'_>, exhibits: &[Exhibit]) -> io::R
 /// # Errors
 /// When the folder of folders cannot be read; one that is not there holds none.
 pub fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    Ok(numbered(folder)?.into_iter().map(|(_, path)| path).collect())
+}
+
+fn numbered(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -87,14 +87,14 @@ pub fn list(folder: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in entries {
         let path = entry?.path();
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let at = name.split('-').next().and_then(|at| at.parse::<u64>().ok());
+        let number = name.split('-').next().and_then(|number| number.parse::<u64>().ok());
         // What we did not make is not ours to list, nor to remove.
-        if let Some(at) = at.filter(|_| path.is_dir()) {
-            all.push((at, path));
+        if let Some(number) = number.filter(|_| path.is_dir()) {
+            all.push((number, path));
         }
     }
     all.sort();
-    Ok(all.into_iter().map(|(_, path)| path).collect())
+    Ok(all)
 }
 
 fn prune(folder: &Path) -> io::Result<()> {
@@ -124,7 +124,8 @@ mod tests {
         // An attempt that was cut short.
         fs::create_dir(dir.path().join(".next")).unwrap();
         fs::write(dir.path().join(".next/old"), "x").unwrap();
-        for at in [9, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19] {
+        // The clock stands, and is set back.
+        for at in [90, 90, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19] {
             let exhibit = Exhibit { name: "engine.log", content: "line\n".into() };
             let path = keep(dir.path(), &summary(at), &[exhibit]).unwrap();
             assert_eq!(fs::read_to_string(path.join("engine.log")).unwrap(), "line\n");
@@ -132,7 +133,7 @@ mod tests {
         }
         let names: Vec<_> = list(dir.path()).unwrap();
         assert_eq!(names.len(), KEPT);
-        assert!(names[0].ends_with("10-alone"), "{names:?}");
+        assert!(names[0].ends_with("000003-alone") && names[9].ends_with("000012-alone"), "{names:?}");
         assert!(dir.path().join("notes").exists());
     }
 

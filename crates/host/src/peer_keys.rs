@@ -1,8 +1,8 @@
 //! The keys with which the nodes' supervisors prove their heartbeats (issue 5, item 2): 32 random bytes per release, made
 //! on the control host, brought over ssh when the release is staged.
 //!
-//! A node keeps the last few: the engine of an older release, and a node that was staged a moment later, are understood
-//! through a key that both have.
+//! A node keeps those of its releases, which all nodes of the cluster have, and the last few besides: however many
+//! deployments were refused on one node after they were staged on another, there is a key that both have.
 
 use camino::Utf8PathBuf;
 use serde::{Deserialize, Serialize};
@@ -11,8 +11,9 @@ use sparklane_lane::TxnId;
 use crate::error::HostError;
 use crate::files;
 use crate::paths::HostPaths;
+use crate::releases;
 
-/// Keys that are kept.
+/// Keys that are kept besides those of releases.
 const KEPT: usize = 3;
 
 /// One key, as hex. It is never shown.
@@ -59,8 +60,12 @@ pub fn keep(paths: &HostPaths, txn: &TxnId, key: &PeerKey) -> Result<(), HostErr
     files::write_atomic(&folder.join(txn.as_str()), &bytes, 0o600)?;
     let read = HostError::file("read", &folder);
     let entries = folder.read_dir_utf8().and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(read)?;
+    // Without knowing the releases nothing may go.
+    let Ok(releases) = releases::list(paths) else { return Ok(()) };
+    let of_release = |path: &Utf8PathBuf| releases.iter().any(|r| path.file_name() == Some(r.txn.as_str()));
     // Transaction ids sort by time; another's name sorts before and goes first.
     let mut names: Vec<Utf8PathBuf> = entries.into_iter().map(|e| e.path().to_owned()).collect();
+    names.retain(|path| !of_release(path));
     names.sort();
     names.iter().take(names.len().saturating_sub(KEPT)).try_for_each(|old| files::remove(old))
 }
@@ -96,6 +101,20 @@ mod tests {
         assert!(kept[0].ends_with("20261130-120002-abc"), "{kept:?}");
         let meta = std::fs::metadata(&kept[0]).unwrap();
         assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (32, 0o600));
+        // However many deployments are refused elsewhere, the key of a release stays: all nodes have it.
+        let first = kept[0].file_name().unwrap().to_owned();
+        let release = serde_json::json!({
+            "number": 1, "cluster": "lab", "lane": "lab-a", "nodes": [], "image": null, "weights": null, "txn": first,
+            "rollbackOf": null, "time": "2026-11-30T12:00:02Z", "who": "a@b"
+        });
+        let own = format!("/nix/store/{}-x", "0".repeat(32)).parse().unwrap();
+        releases::add(&paths, &serde_json::from_value(release).unwrap(), &own, 5).unwrap();
+        for n in 5..9 {
+            let txn: TxnId = format!("20261130-12000{n}-abc").parse().unwrap();
+            keep(&paths, &txn, &PeerKey::random().unwrap()).unwrap();
+        }
+        assert!(folder(&paths).join(&first).exists());
+        assert_eq!(folder(&paths).read_dir_utf8().unwrap().count(), KEPT + 1);
         assert_eq!(format!("{:?}", PeerKey::random().unwrap()), "PeerKey(…)");
         let txn: TxnId = "t".parse().unwrap();
         for bad in ["", "zz", &"g".repeat(64), &"ä".repeat(32), &"0".repeat(63)] {

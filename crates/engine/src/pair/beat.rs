@@ -4,7 +4,7 @@
 //! what follows them) and the beat as JSON. It is sealed with every key that the sender has, so that nodes which got
 //! their keys at different times still understand each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use ring::hmac;
@@ -125,8 +125,9 @@ pub struct Beat {
     pub run: RunId,
     /// Counts up within a run.
     pub number: u64,
-    /// Runs that the sender has heard. A beat that does not name the receiver's run may be an old one, played again.
-    pub heard: BTreeMap<NodeName, RunId>,
+    /// Runs that the sender has heard: of each node the one that it hears, and one that may follow it. A beat that does not
+    /// name the receiver's run may be an old one, played again.
+    pub heard: BTreeMap<NodeName, BTreeSet<RunId>>,
     /// What all ranks together run: `Generation::serves`.
     pub serves: String,
     /// What its rank does.

@@ -20,6 +20,8 @@ use super::rules::{self, Advice, Heard, Own};
 const EVERY: Duration = Duration::from_secs(1);
 /// Shortest time between two answers to nodes that do not know this run yet.
 const GREET_EVERY: Duration = Duration::from_millis(50);
+/// Shortest time between two readings of the keys: whoever sends what cannot be opened must not keep us at it.
+const KEYS_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait until a last word is out.
 const LAST_WORD: Duration = Duration::from_millis(300);
 
@@ -30,6 +32,8 @@ pub struct Ear {
     pub beat: Beat,
     /// When it came, on each rail.
     pub rails: [Option<Instant>; 2],
+    /// The number of the last beat on each rail: an older one, or the same again, was played by someone else.
+    numbers: [u64; 2],
 }
 
 impl Ear {
@@ -96,6 +100,7 @@ impl Pair {
             greeted: BTreeMap::new(),
             retired: BTreeSet::new(),
             last_greeting: None,
+            keys_read: Instant::now(),
             hear,
         };
         Ok(Some(Self {
@@ -190,11 +195,12 @@ struct Task {
     others: BTreeMap<NodeName, [SocketAddr; 2]>,
     folder: PathBuf,
     keys: Vec<Key>,
-    /// Runs that were heard, for the others to see.
+    /// The run of each node that is not heard yet and may follow the one that is.
     greeted: BTreeMap<NodeName, RunId>,
     /// Runs that were followed by another: their beats are old.
     retired: BTreeSet<RunId>,
     last_greeting: Option<Instant>,
+    keys_read: Instant,
     hear: watch::Sender<Ears>,
 }
 
@@ -247,7 +253,7 @@ impl Task {
             node: self.node.clone(),
             run: self.run,
             number: self.number,
-            heard: self.greeted.clone(),
+            heard: self.known(),
             serves: self.serves.clone(),
             says: saying.clone(),
         };
@@ -268,7 +274,8 @@ impl Task {
     /// Takes a datagram; true when its sender does not know this run yet and should be answered.
     fn take(&mut self, rail: usize, bytes: &[u8]) -> bool {
         let beat = match beat::open(&self.keys, bytes) {
-            Err(Refused::UnknownKey) => {
+            Err(Refused::UnknownKey) if self.keys_read.elapsed() >= KEYS_EVERY => {
+                self.keys_read = Instant::now();
                 self.keys = keys::read(&self.folder);
                 beat::open(&self.keys, bytes)
             }
@@ -285,13 +292,26 @@ impl Task {
         if self.retired.contains(&beat.run) {
             return false;
         }
-        let greeted = self.greeted.insert(beat.node.clone(), beat.run) == Some(beat.run);
-        let knows_us = beat.heard.get(&self.node) == Some(&self.run);
+        let greeted = self.known().get(&beat.node).is_some_and(|runs| runs.contains(&beat.run));
+        if !greeted {
+            self.greeted.insert(beat.node.clone(), beat.run);
+        }
+        let knows_us = beat.heard.get(&self.node).is_some_and(|runs| runs.contains(&self.run));
         if knows_us {
             self.hear(rail, beat);
         }
         // One who was not heard before is answered too: it waits for its name in a beat.
         (!greeted || !knows_us) && self.may_greet()
+    }
+
+    /// Of each node the run that is heard, which an old beat played again does not displace, and the one greeted last.
+    fn known(&self) -> BTreeMap<NodeName, BTreeSet<RunId>> {
+        let mut known: BTreeMap<NodeName, BTreeSet<RunId>> =
+            self.greeted.iter().map(|(node, run)| (node.clone(), BTreeSet::from([*run]))).collect();
+        for (node, ear) in self.hear.borrow().iter() {
+            known.entry(node.clone()).or_default().insert(ear.beat.run);
+        }
+        known
     }
 
     fn may_greet(&mut self) -> bool {
@@ -305,24 +325,32 @@ impl Task {
     fn hear(&mut self, rail: usize, beat: Beat) {
         let retired = &mut self.retired;
         self.hear.send_if_modified(|ears| {
-            let ear = ears.entry(beat.node.clone()).or_insert_with(|| Ear { beat: beat.clone(), rails: [None; 2] });
+            let new = || Ear { beat: beat.clone(), rails: [None; 2], numbers: [0; 2] };
+            let ear = ears.entry(beat.node.clone()).or_insert_with(new);
+            if ear.beat.run != beat.run {
+                retired.insert(ear.beat.run);
+                ear.numbers = [0; 2];
+            }
+            if beat.number <= ear.numbers[rail] {
+                return false;
+            }
+            ear.numbers[rail] = beat.number;
+            let first = ear.rails == [None; 2];
+            ear.rails[rail] = Some(Instant::now());
+            // The other rail may have been faster.
             if ear.beat.run == beat.run && ear.beat.number > beat.number {
                 return false;
             }
-            if ear.beat.run != beat.run {
-                retired.insert(ear.beat.run);
-            }
-            ear.rails[rail] = Some(Instant::now());
             let before = std::mem::replace(&mut ear.beat, beat);
-            news(&before, &ear.beat)
+            first || news(&before, &ear.beat)
         });
     }
 }
 
-/// True when a beat says something that the one before did not. The first of a node replaces itself, so it counts too.
+/// True when a beat says something that the one before did not.
 fn news(before: &Beat, now: &Beat) -> bool {
     let of = |b: &Beat| (b.run, b.says.clone(), b.serves.clone());
-    of(before) != of(now) || before.number == now.number
+    of(before) != of(now)
 }
 
 async fn receive(socket: Option<&UdpSocket>, buffer: &mut [u8]) -> usize {

@@ -185,6 +185,7 @@ impl<'a> Run<'a> {
 
     /// One attempt from the checks to its end.
     async fn attempt(&mut self, mut stop: Pin<&mut impl Future<Output = ()>>) -> Result<End, EngineError> {
+        self.look_at_kernel();
         self.publish();
         let begun = tokio::select! {
             biased;
@@ -211,7 +212,6 @@ impl<'a> Run<'a> {
             return Ok(Begun::Over(why));
         }
         self.say();
-        self.look_at_kernel();
         self.setup.client.start(&id).await?;
         self.started = Instant::now();
         self.setup.notify.extend(self.start_budget() + START_SLACK);

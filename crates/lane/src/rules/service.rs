@@ -179,6 +179,7 @@ pub(super) fn watchdog_fits(input: &Input<'_>) -> Vec<Problem> {
     let watchdog = input.lane.watchdog;
     let mut problems = Vec::new();
     let least = [
+        ("port", watchdog.port.into(), 1),
         ("peerGraceSecs", watchdog.peer_grace_secs, LEAST_GRACE_SECS),
         ("canaryTimeoutSecs", watchdog.canary_timeout_secs, 1),
         ("canaryFailures", watchdog.canary_failures, 1),
