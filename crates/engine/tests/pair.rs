@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -239,4 +239,68 @@ async fn a_worker_whose_log_tells_nothing_serves_when_its_head_does() {
     };
     let (head, worker, ()) = tokio::join!(two.head.run(), two.worker.run(), script);
     assert_eq!((head.unwrap(), worker.unwrap()), (0, 0));
+}
+
+/// A beat of a made-up head that knows the worker's run.
+fn of_head(generation: &sparklane_lane::Generation, run: RunId, number: u64, knows: Option<RunId>) -> Beat {
+    Beat {
+        cluster: generation.cluster.clone(),
+        node: "head".parse().unwrap(),
+        run,
+        number,
+        heard: knows.into_iter().map(|run| ("worker".parse().unwrap(), BTreeSet::from([run]))).collect(),
+        serves: "same".into(),
+        says: Saying { attempt: Some(AttemptId::random().unwrap()), ..Saying::default() },
+    }
+}
+
+/// The next beat that comes within half a second.
+async fn hear(socket: &tokio::net::UdpSocket, key: &[Key]) -> Option<Beat> {
+    let mut bytes = [0; 9000];
+    let got = tokio::time::timeout(Duration::from_millis(500), socket.recv(&mut bytes)).await.ok()?;
+    beat::open(key, &bytes[..got.unwrap()]).ok()
+}
+
+#[tokio::test]
+async fn a_recorded_beat_neither_keeps_a_dead_head_alive_nor_displaces_a_living_one() {
+    let two = two();
+    let generation = &two.worker.generation;
+    let pair = Pair::open(generation, two.worker.keys.clone()).unwrap().unwrap();
+    let key = [Key::new(&[1; 32])];
+    let at = |rail: &str| (rail.to_owned(), generation.watchdog.port);
+    let socket = tokio::net::UdpSocket::bind(at(&generation.peers[0].rail1)).await.unwrap();
+    let worker = at(&generation.peers[1].rail1);
+    let say = async |bytes: &[u8]| {
+        socket.send_to(bytes, &worker).await.unwrap();
+    };
+    let run = RunId::random().unwrap();
+    let names = |beat: &Beat| beat.heard.values().any(|runs| runs.contains(&run));
+    let said = loop {
+        say(&beat::seal(&key, &of_head(generation, run, 1, None)).unwrap()).await;
+        match hear(&socket, &key).await {
+            Some(said) if names(&said) => break said,
+            _ => {}
+        }
+    };
+    let live = beat::seal(&key, &of_head(generation, run, 2, Some(said.run))).unwrap();
+    say(&live).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    let ago = || pair.ears().values().next().map(|ear| ear.ago()).unwrap();
+    assert!(ago() < Duration::from_secs(1), "a living head is heard");
+    // Its last beat again and again, and one of an older run: the silence grows all the same.
+    let old = beat::seal(&key, &of_head(generation, RunId::random().unwrap(), 9, None)).unwrap();
+    for _ in 0..15 {
+        say(&live).await;
+        say(&old).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(ago() > Duration::from_millis(1400), "{:?}", ago());
+    let mut last = None;
+    for _ in 0..100 {
+        match hear(&socket, &key).await {
+            Some(beat) if last.as_ref().is_none_or(|l: &Beat| l.number < beat.number) => last = Some(beat),
+            _ => break,
+        }
+    }
+    assert!(last.as_ref().is_some_and(names), "the worker still names the head's run: {last:?}");
 }
