@@ -176,7 +176,8 @@ async fn nodes_without_a_common_key_do_not_hear_each_other_and_a_late_key_mends_
     let script = async {
         two.worker.until("READY=1").await;
         tokio::time::sleep(Duration::from_secs(2)).await;
-        assert!(two.head.state().reason.unwrap().contains("no word from worker yet"));
+        let why = two.head.state().reason.unwrap();
+        assert!(why.contains("no word from worker yet") && why.contains("no key of this node opens"), "{why}");
         // The next release's key, staged on both.
         keys(&two.head.keys, 3);
         keys(&two.worker.keys, 3);

@@ -52,6 +52,8 @@ pub struct Pair {
     say: watch::Sender<Saying>,
     heard: watch::Receiver<Ears>,
     sent: watch::Receiver<Saying>,
+    /// When something came that no key here opens.
+    strange: watch::Receiver<Option<Instant>>,
     task: JoinHandle<()>,
     others: Vec<(NodeName, Role)>,
     role: Role,
@@ -86,6 +88,7 @@ impl Pair {
         let (say, to_say) = watch::channel(Saying::default());
         let (hear, heard) = watch::channel(Ears::new());
         let (tell_sent, sent) = watch::channel(Saying::default());
+        let (tell_strange, strange) = watch::channel(None);
         let task = Task {
             cluster: generation.cluster.clone(),
             node: generation.node.clone(),
@@ -101,12 +104,14 @@ impl Pair {
             retired: BTreeSet::new(),
             last_greeting: None,
             keys_read: Instant::now(),
+            strange: tell_strange,
             hear,
         };
         Ok(Some(Self {
             say,
             heard,
             sent,
+            strange,
             task: tokio::spawn(task.run(to_say, tell_sent)),
             others: others.iter().map(|p| (p.node.clone(), p.role)).collect(),
             role: generation.role,
@@ -156,6 +161,12 @@ impl Pair {
         }
     }
 
+    /// True while heartbeats come that none of this node's keys opens.
+    #[must_use]
+    pub fn lacks_key(&self) -> bool {
+        self.strange.borrow().is_some_and(|at| at.elapsed() <= rules::SILENT)
+    }
+
     /// What was last heard of each node.
     #[must_use]
     pub fn ears(&self) -> BTreeMap<NodeName, Ear> {
@@ -201,6 +212,7 @@ struct Task {
     retired: BTreeSet<RunId>,
     last_greeting: Option<Instant>,
     keys_read: Instant,
+    strange: watch::Sender<Option<Instant>>,
     hear: watch::Sender<Ears>,
 }
 
@@ -285,6 +297,9 @@ impl Task {
             Ok(beat) if beat.cluster == self.cluster && self.others.contains_key(&beat.node) => beat,
             Ok(_) => return false,
             Err(why) => {
+                if why == Refused::UnknownKey {
+                    self.strange.send_replace(Some(Instant::now()));
+                }
                 tracing::debug!(%why, "a datagram on the heartbeat's port was not taken");
                 return false;
             }
