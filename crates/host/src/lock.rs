@@ -20,7 +20,7 @@ const PROBE: Duration = Duration::from_millis(300);
 
 /// Who holds the lock; for people, and never trusted over the flock itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Owner {
     /// `user@host` of the operator.
     pub who: String,

@@ -29,7 +29,7 @@ const LISTEN_WAIT: Duration = Duration::from_secs(15);
 
 /// What the control host asks of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct StageRequest {
     /// The node's part of the transaction.
     pub spec: Spec,
@@ -74,7 +74,7 @@ pub trait StageStep {
 
 /// A check's row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Checked {
     /// The check.
     pub name: String,
@@ -84,7 +84,7 @@ pub struct Checked {
 
 /// The answer of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Staged {
     /// Every check.
     pub checks: Vec<Checked>,

@@ -15,7 +15,7 @@ use crate::{closure, files, peer, profile, releases, txns};
 
 /// One transaction in a status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct TxnStatus {
     /// Its id.
     pub txn: TxnId,
@@ -33,7 +33,7 @@ pub struct TxnStatus {
 
 /// A transaction whose journal is damaged, other than an open one (that one says so itself).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct DamagedTxn {
     /// Its id: the folder's name.
     pub txn: TxnId,
@@ -45,7 +45,7 @@ pub struct DamagedTxn {
 
 /// The weights of a node's generation, as far as the node can prove them without reading them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct WeightsStatus {
     /// The hub's id.
     pub model: String,
@@ -59,7 +59,7 @@ pub struct WeightsStatus {
 
 /// A node's state. The default is that of a node which sparklane never touched.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// Version of the tool that answers.
     pub tool: String,

@@ -10,7 +10,7 @@ use crate::error::HostError;
 
 /// `ActiveState` and what explains it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct UnitStatus {
     /// `active`, `activating`, `inactive`, `failed`, ….
     pub active: String,

@@ -1,6 +1,9 @@
 //! `generation.json`: all a node needs to know to serve one lane (design.md section 4).
 //!
 //! The Nix builder writes it, the node's tool reads it. Argument vectors and environment are arrays end to end.
+//!
+//! A node may hold generations of a later tool than the one that reads them, as after a rollback to a release that an
+//! older one made: fields that are not known are passed over, and identities come from files, never from what was read.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +21,7 @@ pub const PEER_KEYS: &str = "/var/lib/sparklane/keys/peer";
 
 /// Content of `generation.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Generation {
     /// Version of this file's shape.
     pub schema: u32,
@@ -61,7 +64,7 @@ pub struct Generation {
 
 /// A node as its peers see it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Peer {
     /// Name of the node.
     pub node: NodeName,
@@ -79,7 +82,7 @@ pub struct Peer {
 
 /// The engine's image by its one identity.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Image {
     /// Name for people, e.g. `ghcr.io/anemll/dspark-vllm-gx10:0.1.1`.
     pub reference: String,
@@ -95,7 +98,7 @@ pub struct Image {
 
 /// The weights a lane serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Weights {
     /// Hub id, `org/name`.
     pub model: String,
@@ -111,7 +114,7 @@ pub struct Weights {
 
 /// How the engine's container is made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Engine {
     /// Container name.
     pub container: String,
@@ -155,7 +158,7 @@ pub struct Engine {
 
 /// `MemAvailable` must be at least this share of `MemTotal` and the margin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct MemoryGate {
     /// The engine's share (`--gpu-memory-utilization`), in millionths.
     pub share_ppm: u32,
@@ -167,7 +170,7 @@ pub struct MemoryGate {
 
 /// Ray on one node, as the container's entry brings it up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Ray {
     /// `ADDRESS:PORT` of the GCS, on the head's rail 1.
     pub gcs: String,
@@ -179,7 +182,7 @@ pub struct Ray {
 
 /// Ray on the head.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct RayHead {
     /// Program and arguments that run GCS and raylet until they end.
     pub start: Vec<String>,
@@ -193,7 +196,7 @@ pub struct RayHead {
 
 /// A bind mount.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Mount {
     /// Path on the node.
     pub source: String,
@@ -207,7 +210,7 @@ pub struct Mount {
 
 /// A file the generation places outside the store. Its content is `<closure><path>` (so `/etc/x` is `<closure>/etc/x`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct ManagedFile {
     /// Permission bits, e.g. 420 (0644).
     pub mode: u32,
@@ -300,7 +303,7 @@ pub enum GateKind {
 
 /// Times, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Budgets {
     /// From start job to READY.
     pub start_secs: u32,

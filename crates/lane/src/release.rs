@@ -7,7 +7,7 @@ use crate::ids::{ClusterName, Digest, GenerationId, LaneName, NodeName, StorePat
 
 /// One node's part of a release.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct ReleaseNode {
     /// The node.
     pub node: NodeName,
@@ -19,7 +19,7 @@ pub struct ReleaseNode {
 
 /// One committed state of the whole cluster. Written once, on the head, as the commit itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Release {
     /// Counts from 1.
     pub number: u64,

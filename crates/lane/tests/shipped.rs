@@ -65,6 +65,19 @@ fn a_generation_survives_its_file() {
     }
 }
 
+/// A tool that is rolled back to meets what a later one wrote.
+#[test]
+fn what_a_later_tool_adds_to_a_generation_is_passed_over() {
+    for generation in generations(&common::catalog()) {
+        let mut later = serde_json::to_value(&generation).unwrap();
+        for part in ["/image", "/engine", "/budgets", "/peers/0", "/gates/0", ""] {
+            let map = later.pointer_mut(part).and_then(serde_json::Value::as_object_mut).unwrap();
+            map.insert("ofALaterTool".into(), serde_json::json!({ "x": 1 }));
+        }
+        assert_eq!(serde_json::from_value::<Generation>(later).unwrap(), generation);
+    }
+}
+
 #[test]
 fn the_labs_first_two_lanes_differ_in_one_flag() {
     let catalog = common::catalog();

@@ -7,7 +7,7 @@ use crate::goal::Goal;
 
 /// A generation by path and by content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Side {
     /// Store path of the closure.
     pub path: StorePath,
@@ -17,7 +17,7 @@ pub struct Side {
 
 /// One node's part of a transaction, fixed when it is staged.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Spec {
     /// The transaction.
     pub txn: TxnId,
@@ -57,7 +57,7 @@ impl Spec {
 
 /// A moment: milliseconds of `CLOCK_BOOTTIME` in one boot. The wall clock decides nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Instant {
     /// `/proc/sys/kernel/random/boot_id`.
     pub boot: String,
