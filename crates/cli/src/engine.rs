@@ -147,13 +147,7 @@ async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> 
 /// The other nodes, where there are some and a key was staged.
 fn pair(generation: &Generation) -> Result<Option<Pair>, EngineError> {
     let pair = Pair::open(generation, PathBuf::from(PEER_KEYS));
-    let pair = pair.map_err(|source| EngineError::Io { what: "begin the heartbeats", source })?;
-    if pair.is_none() && generation.peers.len() > 1 {
-        tracing::warn!(
-            "no heartbeat key in {PEER_KEYS}: this rank starts by itself and is not watched from the other nodes; \
-             a deploy with sparklane brings one"
-        );
-    }
+    let pair = pair.map_err(|why| EngineError::KeyFile { path: PEER_KEYS.to_owned(), why: why.to_string() })?;
     Ok(pair)
 }
 

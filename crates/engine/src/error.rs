@@ -53,8 +53,8 @@ pub enum EngineError {
         /// Image name.
         reference: String,
     },
-    /// The API key's file is unfit.
-    #[error("API key file {path}: {why}")]
+    /// A key's file is unfit: the API's, or those of the heartbeats.
+    #[error("key file {path}: {why}")]
     KeyFile {
         /// The file.
         path: String,

@@ -305,3 +305,20 @@ async fn a_recorded_beat_neither_keeps_a_dead_head_alive_nor_displaces_a_living_
     }
     assert!(last.as_ref().is_some_and(names), "the worker still names the head's run: {last:?}");
 }
+
+#[tokio::test]
+async fn keys_that_cannot_be_used_are_refused_and_none_at_all_is_told() {
+    let two = two();
+    let file = two.worker.keys.join("k1");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let why = Pair::open(&two.worker.generation, two.worker.keys.clone()).unwrap_err().to_string();
+    assert!(why.contains("chmod 600"), "{why}");
+    std::fs::remove_file(&file).unwrap();
+    let script = async {
+        two.worker.until(RUNS).await;
+        assert!(two.worker.state().notes[0].contains("no heartbeat key"), "{:?}", two.worker.state());
+        two.worker.stop.notify_one();
+    };
+    let (worker, ()) = tokio::join!(two.worker.run(), script);
+    assert_eq!(worker.unwrap(), 0);
+}

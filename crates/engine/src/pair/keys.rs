@@ -64,6 +64,12 @@ pub fn read(folder: &Path) -> Vec<Key> {
     files.iter().rev().take(MOST).filter_map(|(_, path)| key(path)).collect()
 }
 
+/// True when something is in the folder, usable or not.
+#[must_use]
+pub fn any(folder: &Path) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
+}
+
 fn read_one(path: &Path) -> Result<Key, String> {
     let mut file = std::fs::File::options()
         .read(true)

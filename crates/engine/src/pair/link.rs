@@ -72,9 +72,16 @@ impl Pair {
     /// then the rank starts by itself, as it would without a supervisor elsewhere.
     ///
     /// # Errors
-    /// When the kernel gives no random bytes, or an address of a rail is none.
+    /// When there are key files and none can be used, the kernel gives no random bytes, or an address of a rail is none.
     pub fn open(generation: &Generation, folder: PathBuf) -> io::Result<Option<Self>> {
         let keys = keys::read(&folder);
+        if keys.is_empty() && keys::any(&folder) {
+            // Alone, this rank would keep the others waiting for ever.
+            return Err(io::Error::other(
+                "no file there is a key that can be used: each must be a regular file of mode 0600 with 32 bytes; mend \
+                 that (chmod 600), or deploy again, which brings one",
+            ));
+        }
         let others: Vec<_> = generation.peers.iter().filter(|p| p.node != generation.node).collect();
         if keys.is_empty() || others.is_empty() || generation.serves.is_empty() {
             return Ok(None);

@@ -44,8 +44,9 @@ impl Run<'_> {
         let scores = oom::scores(Path::new("/proc"), pid);
         let note =
             |victim: &oom::Scored| format!("{victim}, the lane wants at most {wanted}: the kernel would kill it first");
-        self.notes = oom::first_victims(&scores, wanted).into_iter().map(note).collect();
-        self.notes.iter().for_each(|note| tracing::warn!("{note}"));
+        let notes: Vec<String> = oom::first_victims(&scores, wanted).into_iter().map(note).collect();
+        notes.iter().for_each(|note| tracing::warn!("{note}"));
+        self.notes.extend(notes);
         self.publish();
     }
 }

@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
             starts: before.as_ref().map_or(0, |b| b.starts) + 1,
             failures: failures(&setup, before.as_ref()),
             failure: before.and_then(|b| b.failure),
-            notes: Vec::new(),
+            notes: alone(&setup),
             kernel_from: None,
             metrics: None,
             shown: std::cell::Cell::default(),
@@ -337,6 +337,7 @@ impl<'a> Run<'a> {
         self.container_id = None;
         self.exit_code = None;
         self.scores_seen = false;
+        self.notes.clear();
         self.doubt = None;
         self.waits = Some(why);
         self.say();
@@ -354,6 +355,14 @@ impl<'a> Run<'a> {
             tracing::warn!(%error, "the engine's container could not be removed");
         }
     }
+}
+
+/// Said where a rank has others and does not hear them.
+fn alone(setup: &Setup<'_>) -> Vec<String> {
+    let alone = setup.pair.is_none() && setup.generation.peers.len() > 1;
+    let note = "no heartbeat key is on this node: its rank starts by itself and is not watched from the others; a deploy \
+                with sparklane brings one";
+    alone.then(|| note.to_owned()).into_iter().collect()
 }
 
 /// Failures of the same launch that still count.
