@@ -69,7 +69,7 @@ async fn ranks_start_together_in_one_attempt() {
         two.worker.until("READY=1").await;
         let waits = two.worker.state();
         assert_eq!(waits.state, State::WaitPeer);
-        assert!(waits.reason.as_ref().unwrap().contains("no word from the head head"), "{waits:?}");
+        assert!(waits.reason.as_ref().unwrap().contains("no word from head, the head,"), "{waits:?}");
         assert!(!two.worker.fake.calls().iter().any(|c| c.starts_with("start")));
     };
     let head = async {
@@ -317,6 +317,27 @@ async fn keys_that_cannot_be_used_are_refused_and_none_at_all_is_told() {
     let script = async {
         two.worker.until(RUNS).await;
         assert!(two.worker.state().notes[0].contains("no heartbeat key"), "{:?}", two.worker.state());
+        two.worker.stop.notify_one();
+    };
+    let (worker, ()) = tokio::join!(two.worker.run(), script);
+    assert_eq!(worker.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_port_that_someone_else_holds_is_named() {
+    let two = two();
+    let (rail, port) = (&two.worker.generation.peers[1].rail1, two.worker.generation.watchdog.port);
+    let _held = UdpSocket::bind((rail.as_str(), port)).unwrap();
+    let script = async {
+        two.worker.until("READY=1").await;
+        let words = format!("cannot listen for heartbeats on {rail}:{port}");
+        for _ in 0..100 {
+            if two.worker.state().reason.is_some_and(|r| r.contains(&words)) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(two.worker.state().reason.unwrap().contains(&words), "{:?}", two.worker.state());
         two.worker.stop.notify_one();
     };
     let (worker, ()) = tokio::join!(two.worker.run(), script);

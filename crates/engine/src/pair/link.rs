@@ -52,8 +52,8 @@ pub struct Pair {
     say: watch::Sender<Saying>,
     heard: watch::Receiver<Ears>,
     sent: watch::Receiver<Saying>,
-    /// When something came that no key here opens.
-    strange: watch::Receiver<Option<Instant>>,
+    /// What keeps this node from hearing, and when that was so.
+    trouble: watch::Receiver<Option<(Instant, String)>>,
     task: JoinHandle<()>,
     others: Vec<(NodeName, Role)>,
     role: Role,
@@ -95,7 +95,7 @@ impl Pair {
         let (say, to_say) = watch::channel(Saying::default());
         let (hear, heard) = watch::channel(Ears::new());
         let (tell_sent, sent) = watch::channel(Saying::default());
-        let (tell_strange, strange) = watch::channel(None);
+        let (tell_trouble, trouble) = watch::channel(None);
         let task = Task {
             cluster: generation.cluster.clone(),
             node: generation.node.clone(),
@@ -111,14 +111,14 @@ impl Pair {
             retired: BTreeSet::new(),
             last_greeting: None,
             keys_read: Instant::now(),
-            strange: tell_strange,
+            trouble: tell_trouble,
             hear,
         };
         Ok(Some(Self {
             say,
             heard,
             sent,
-            strange,
+            trouble,
             task: tokio::spawn(task.run(to_say, tell_sent)),
             others: others.iter().map(|p| (p.node.clone(), p.role)).collect(),
             role: generation.role,
@@ -168,10 +168,11 @@ impl Pair {
         }
     }
 
-    /// True while heartbeats come that none of this node's keys opens.
+    /// What keeps this node from hearing the others, if something does.
     #[must_use]
-    pub fn lacks_key(&self) -> bool {
-        self.strange.borrow().is_some_and(|at| at.elapsed() <= rules::SILENT)
+    pub fn trouble(&self) -> Option<String> {
+        let now = self.trouble.borrow();
+        now.as_ref().filter(|(at, _)| at.elapsed() <= rules::SILENT).map(|(_, words)| words.clone())
     }
 
     /// What was last heard of each node.
@@ -219,7 +220,7 @@ struct Task {
     retired: BTreeSet<RunId>,
     last_greeting: Option<Instant>,
     keys_read: Instant,
-    strange: watch::Sender<Option<Instant>>,
+    trouble: watch::Sender<Option<(Instant, String)>>,
     hear: watch::Sender<Ears>,
 }
 
@@ -242,7 +243,11 @@ impl Task {
                 length = receive(self.sockets[1].as_ref(), &mut two) => Some((1, length)),
             };
             let speak = match got {
-                Some((rail, length)) => self.take(rail, if rail == 0 { &one[..length] } else { &two[..length] }),
+                Some((rail, (length, from))) if self.is_peer(rail, from) => {
+                    self.take(rail, if rail == 0 { &one[..length] } else { &two[..length] })
+                }
+                // Not worth a look: whoever reaches the port from elsewhere must not keep us at it.
+                Some(_) => false,
                 None => true,
             };
             if speak {
@@ -255,12 +260,13 @@ impl Task {
 
     /// Binds what could not be bound yet: at boot an address may come late.
     async fn bind(&mut self) {
-        for (socket, address) in self.sockets.iter_mut().zip(self.own) {
-            if socket.is_none() {
-                *socket = UdpSocket::bind(address)
-                    .await
-                    .inspect_err(|error| tracing::debug!(%address, %error, "no heartbeat on this rail yet"))
-                    .ok();
+        for (socket, address) in self.sockets.iter_mut().zip(self.own).filter(|(socket, _)| socket.is_none()) {
+            match UdpSocket::bind(address).await {
+                Ok(bound) => *socket = Some(bound),
+                Err(error) => {
+                    let words = format!("cannot listen for heartbeats on {address}: {error}");
+                    self.trouble.send_replace(Some((Instant::now(), words)));
+                }
             }
         }
     }
@@ -290,6 +296,11 @@ impl Task {
         }
     }
 
+    /// True for the address of a node on that rail.
+    fn is_peer(&self, rail: usize, from: SocketAddr) -> bool {
+        self.others.values().any(|rails| rails[rail].ip() == from.ip())
+    }
+
     /// Takes a datagram; true when its sender does not know this run yet and should be answered.
     fn take(&mut self, rail: usize, bytes: &[u8]) -> bool {
         let beat = match beat::open(&self.keys, bytes) {
@@ -305,7 +316,8 @@ impl Task {
             Ok(_) => return false,
             Err(why) => {
                 if why == Refused::UnknownKey {
-                    self.strange.send_replace(Some(Instant::now()));
+                    let words = "heartbeats come that no key of this node opens: deploy again, it brings one";
+                    self.trouble.send_replace(Some((Instant::now(), words.to_owned())));
                 }
                 tracing::debug!(%why, "a datagram on the heartbeat's port was not taken");
                 return false;
@@ -375,11 +387,11 @@ fn news(before: &Beat, now: &Beat) -> bool {
     of(before) != of(now)
 }
 
-async fn receive(socket: Option<&UdpSocket>, buffer: &mut [u8]) -> usize {
+async fn receive(socket: Option<&UdpSocket>, buffer: &mut [u8]) -> (usize, SocketAddr) {
     let Some(socket) = socket else { return std::future::pending().await };
     loop {
         match socket.recv_from(buffer).await {
-            Ok((length, _)) => return length,
+            Ok(got) => return got,
             // An ICMP answer to one of our own: the other end does not listen now.
             Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
         }

@@ -131,16 +131,16 @@ fn of_head(attempt: AttemptId, head: &Heard, grace: Duration) -> Advice {
 
 fn to_join(own: &Own, head: &Heard) -> Advice {
     let name = &head.node;
-    let Some((beat, ago)) = &head.last else { return Advice::Wait(format!("no word from the head {name} yet")) };
+    let Some((beat, ago)) = &head.last else { return Advice::Wait(format!("no word from {name}, the head, yet")) };
     if *ago > SILENT {
-        return Advice::Wait(format!("no word from the head {name} for {} s", ago.as_secs()));
+        return Advice::Wait(format!("no word from {name}, the head, for {} s", ago.as_secs()));
     }
     if beat.serves != own.serves {
-        return Advice::Wait(format!("the head {name} is at another release than this node"));
+        return Advice::Wait(format!("{name}, the head, is at another release than this node"));
     }
     match (beat.says.attempt, beat.says.rank) {
         (Some(attempt), Rank::Waiting) if own.spent != Some(attempt) => Advice::Start(attempt),
-        _ => Advice::Wait(format!("the head {name} has not begun a new attempt yet")),
+        _ => Advice::Wait(format!("{name}, the head, has not begun a new attempt yet")),
     }
 }
 

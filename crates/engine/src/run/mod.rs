@@ -295,12 +295,10 @@ impl<'a> Run<'a> {
                     return None;
                 }
                 Advice::Leave(why) => return Some(why),
-                Advice::Wait(why) | Advice::Doubt(why) if pair.lacks_key() => {
-                    self.wait_for(format!(
-                        "{why}; heartbeats come that no key of this node opens: deploy again, it brings one"
-                    ));
+                Advice::Wait(why) | Advice::Doubt(why) => {
+                    let trouble = pair.trouble().map_or_else(String::new, |words| format!("; {words}"));
+                    self.wait_for(format!("{why}{trouble}"));
                 }
-                Advice::Wait(why) | Advice::Doubt(why) => self.wait_for(why),
                 Advice::Stay => {}
             }
             tokio::select! {
