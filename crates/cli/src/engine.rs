@@ -200,6 +200,9 @@ fn engine_status(json: bool) -> miette::Result<ExitCode> {
                 now.pid
             );
         }
+        if let Some(paused) = watch::paused(Path::new(watch::PAUSE_FILE)) {
+            println!("the watchdog does not act: {paused}");
+        }
         if let Some(reason) = &now.reason {
             println!("{reason}");
         }

@@ -63,11 +63,12 @@ pub fn keep(paths: &HostPaths, txn: &TxnId, key: &PeerKey) -> Result<(), HostErr
     // Without knowing the releases nothing may go.
     let Ok(releases) = releases::list(paths) else { return Ok(()) };
     let of_release = |path: &Utf8PathBuf| releases.iter().any(|r| path.file_name() == Some(r.txn.as_str()));
-    // Transaction ids sort by time; another's name sorts before and goes first.
+    // Transaction ids begin with their time and sort by it. Other names are someone's own and are let alone.
+    let of_txn = |path: &Utf8PathBuf| path.file_name().is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()));
     let mut names: Vec<Utf8PathBuf> = entries.into_iter().map(|e| e.path().to_owned()).collect();
-    names.retain(|path| !of_release(path));
+    names.retain(|path| of_txn(path) && !of_release(path) && path.file_name() != Some(txn.as_str()));
     names.sort();
-    names.iter().take(names.len().saturating_sub(KEPT)).try_for_each(|old| files::remove(old))
+    names.iter().take(names.len().saturating_sub(KEPT - 1)).try_for_each(|old| files::remove(old))
 }
 
 /// Removes all keys, after a first deployment that was taken back.
@@ -101,6 +102,15 @@ mod tests {
         assert!(kept[0].ends_with("20261130-120002-abc"), "{kept:?}");
         let meta = std::fs::metadata(&kept[0]).unwrap();
         assert_eq!((meta.len(), meta.permissions().mode() & 0o777), (32, 0o600));
+        // Whatever else lies there neither goes nor drives a key out.
+        for n in 0..4 {
+            std::fs::write(folder(&paths).join(format!("zz-backup{n}")), [0; 32]).unwrap();
+        }
+        keep(&paths, &"20261130-120004-abc".parse().unwrap(), &PeerKey::random().unwrap()).unwrap();
+        assert!(kept.iter().all(|path| path.exists()) && folder(&paths).join("zz-backup3").exists());
+        for n in 0..4 {
+            std::fs::remove_file(folder(&paths).join(format!("zz-backup{n}"))).unwrap();
+        }
         // However many deployments are refused elsewhere, the key of a release stays: all nodes have it.
         let first = kept[0].file_name().unwrap().to_owned();
         let release = serde_json::json!({

@@ -390,13 +390,14 @@ impl Generation {
         GenerationId::try_from(hex).map_err(serde::ser::Error::custom)
     }
 
-    /// Identity of what an engine runs with: two generations of one launch differ in gates, budgets or files only, and an
-    /// engine serves on through a switch between them.
+    /// Identity of what an engine runs with: two generations of one launch differ in gates, budgets, the watchdog's times or
+    /// files only, and an engine serves on through a switch between them. The heartbeats' port is part of it: supervisors on
+    /// two ports would never meet again.
     ///
     /// # Errors
     /// As [`Generation::canonical`].
     pub fn launch(&self) -> Result<String, serde_json::Error> {
-        launch(&self.engine, &self.image, self.weights.as_ref(), self.rank)
+        launch(&self.engine, &self.image, self.weights.as_ref(), self.rank, self.watchdog.port)
     }
 
     /// This node's entry among the peers.
@@ -428,7 +429,8 @@ pub(crate) fn launch(
     image: &Image,
     weights: Option<&Weights>,
     rank: u32,
+    port: u16,
 ) -> Result<String, serde_json::Error> {
-    let parts = serde_json::to_vec(&(engine, image, weights, rank))?;
+    let parts = serde_json::to_vec(&(engine, image, weights, rank, port))?;
     Ok(Sha256::digest(parts).iter().map(|b| format!("{b:02x}")).collect())
 }

@@ -37,7 +37,9 @@ impl Guard for PauseFile {
 pub fn paused(file: &Path) -> Option<String> {
     match std::fs::read(file) {
         Ok(bytes) => {
-            let text: String = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]).trim().to_owned();
+            let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
+            let text: String = text.chars().filter(|c| !c.is_control()).collect();
+            let text = text.trim();
             Some(if text.is_empty() { "it is paused".to_owned() } else { format!("it is paused ({text})") })
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,

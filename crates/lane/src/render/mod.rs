@@ -141,7 +141,7 @@ fn image_of(Input { image, .. }: Input<'_>) -> Image {
 fn serves(input: Input<'_>) -> Result<String, RenderError> {
     let (image, weights) = (image_of(input), input.weights.map(weights));
     let launch = |node: &Node| -> Result<String, RenderError> {
-        crate::generation::launch(&engine(input, node)?, &image, weights.as_ref(), node.rank)
+        crate::generation::launch(&engine(input, node)?, &image, weights.as_ref(), node.rank, input.lane.watchdog.port)
             .map_err(|error| RenderError::Json(error.to_string()))
     };
     let launches: Vec<String> =
