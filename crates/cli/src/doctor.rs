@@ -13,7 +13,7 @@ use sparklane_fabric::checks::{Input, Outcome, Row, judge};
 
 use crate::deploy::Reach;
 use crate::fabric::verify;
-use crate::report::Failure;
+use crate::report::refused;
 
 /// Look for everything that is known to go wrong, on all nodes: machines, cable, transactions, engines.
 #[derive(Debug, clap::Args)]
@@ -58,14 +58,7 @@ struct Diagnosis {
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let diagnosis = match diagnose(args) {
         Ok(diagnosis) => diagnosis,
-        Err(error) => {
-            let (code, why) = (error.exit_code(), error.to_string());
-            eprintln!("{why}");
-            if args.reach.json() {
-                println!("{}", Failure::of(code, &why).json());
-            }
-            return Ok(ExitCode::from(code));
-        }
+        Err(error) => return Ok(refused(args.reach.json(), error.exit_code(), &error.to_string())),
     };
     if args.reach.json() {
         println!("{}", serde_json::to_string(&diagnosis).unwrap_or_default());

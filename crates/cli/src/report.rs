@@ -1,6 +1,7 @@
 //! What people and programs see: logs, verdicts, exit codes.
 
 use std::io::IsTerminal as _;
+use std::process::ExitCode;
 
 use clap::ValueEnum;
 use tracing_subscriber::Layer as _;
@@ -67,4 +68,13 @@ impl<'a> Failure<'a> {
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
+}
+
+/// Says why nothing came of it, to people and to programs, and gives the exit code.
+pub fn refused(json: bool, code: u8, why: &str) -> ExitCode {
+    eprintln!("{why}");
+    if json {
+        println!("{}", Failure::of(code, why).json());
+    }
+    ExitCode::from(code)
 }

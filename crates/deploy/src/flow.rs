@@ -21,11 +21,14 @@ use crate::survey::{ClusterStatus, NodeRow};
 use crate::verdict::{Subject, Verdict, VerdictKind};
 use crate::{cancel, nix, ssh::control_dir};
 
+mod ask;
 pub mod images;
 mod ranks;
 pub mod requests;
 mod staging;
 pub mod weights;
+
+pub use ask::{Reports, TimedReport};
 
 /// Seconds beyond the confirm window that a lost answer is waited for.
 const PATIENCE_SECS: u64 = 15;
@@ -71,24 +74,6 @@ pub enum Target {
     Release(Option<u64>),
     /// The newest release of a lane that is not in force.
     ReleaseOfLane(LaneName),
-}
-
-/// Every node's answer to one question; `None` where no tool answers yet.
-pub type Reports<T> = Vec<(NodeName, Result<Option<T>, DeployError>)>;
-
-/// One node's answer, and when it came.
-pub struct TimedReport<T> {
-    /// The node.
-    pub node: NodeName,
-    /// Its answer; `None` where no tool answers yet.
-    pub answer: Result<Option<T>, DeployError>,
-    /// This host's wall clock before the question and after the answer, in milliseconds since 1970.
-    pub between: (u64, u64),
-}
-
-fn wall_millis() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// How far a command goes into the nodes.
@@ -173,47 +158,6 @@ impl<'a> Flow<'a> {
             }
         };
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
-    }
-
-    /// Asks every node at once with a subcommand of its tool; a node that does not answer is a finding.
-    pub fn reports<T: serde::de::DeserializeOwned + Send>(&self, words: &[&str]) -> Reports<T> {
-        let answers = self.each(|node| node.report(words));
-        self.nodes.iter().map(|n| n.member.node.clone()).zip(answers).collect()
-    }
-
-    /// As [`Flow::reports`], with an input for each node and a longest wait; beside each answer this host's wall clock before and after, in
-    /// milliseconds.
-    pub fn reports_on<T: serde::de::DeserializeOwned + Send>(
-        &self,
-        words: &[&str],
-        limit: Duration,
-        input: impl Fn(&NodeName) -> Vec<u8> + Sync,
-    ) -> Vec<TimedReport<T>> {
-        let ask = |node: &NodeHandle| {
-            let sent = wall_millis();
-            let answer = node.report_in(words, &input(&node.member.node), limit);
-            Ok(TimedReport { node: node.member.node.clone(), answer, between: (sent, wall_millis()) })
-        };
-        let answers = self.each(ask).into_iter().zip(&self.nodes);
-        let dead = |error, node: &NodeHandle| TimedReport {
-            node: node.member.node.clone(),
-            answer: Err(error),
-            between: (0, 0),
-        };
-        answers.map(|(answer, node)| answer.unwrap_or_else(|error| dead(error, node))).collect()
-    }
-
-    /// What the head's tool answers to a subcommand with that input; `None` where no tool answers yet.
-    ///
-    /// # Errors
-    /// When the head cannot be reached, or its tool refuses.
-    pub fn head_report<T: serde::de::DeserializeOwned>(
-        &self,
-        words: &[&str],
-        input: &[u8],
-    ) -> Result<Option<T>, DeployError> {
-        let head = self.nodes.first().ok_or_else(|| DeployError::Refused("the cluster has no node".into()))?;
-        head.report_in(words, input, ssh::ANSWER)
     }
 
     /// Goes to the target: the whole transaction.

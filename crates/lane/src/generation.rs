@@ -432,5 +432,5 @@ pub(crate) fn launch(
     port: u16,
 ) -> Result<String, serde_json::Error> {
     let parts = serde_json::to_vec(&(engine, image, weights, rank, port))?;
-    Ok(Sha256::digest(parts).iter().map(|b| format!("{b:02x}")).collect())
+    Ok(crate::sha256_hex(&parts))
 }

@@ -12,7 +12,7 @@ use sparklane_lane::cluster::Absent;
 
 use super::gate;
 use crate::deploy::Reach;
-use crate::report::Failure;
+use crate::report::refused;
 
 /// Measure all-reduce between the nodes in the deployed lane's image and NCCL environment.
 #[derive(Debug, clap::Args)]
@@ -81,14 +81,7 @@ struct Record<'a> {
 /// Never; failures are exit codes with a line.
 pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let done = args.reach.site().and_then(|site| measured(args, &site));
-    Ok(done.unwrap_or_else(|error| {
-        let (code, why) = (error.exit_code(), error.to_string());
-        eprintln!("{why}");
-        if args.reach.json() {
-            println!("{}", Failure::of(code, &why).json());
-        }
-        ExitCode::from(code)
-    }))
+    Ok(done.unwrap_or_else(|error| refused(args.reach.json(), error.exit_code(), &error.to_string())))
 }
 
 fn measured(args: &Args, site: &Site) -> Result<ExitCode, DeployError> {

@@ -8,7 +8,7 @@ use sparklane_fabric::nccl::{Log, parse};
 use sparklane_fabric::verdict::{Expected, GATE, Verdict, judge};
 
 use super::gate;
-use crate::report::Failure;
+use crate::report::refused;
 
 /// Judge what a bandwidth test printed: the transport really used, and the likely cause of a low figure.
 #[derive(Debug, clap::Args)]
@@ -62,14 +62,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
                 text.push_str(&more);
                 text.push('\n');
             }
-            Err(error) => {
-                let why = format!("{file}: {error}");
-                eprintln!("{why}");
-                if args.json {
-                    println!("{}", Failure::of(1, &why).json());
-                }
-                return Ok(ExitCode::from(1));
-            }
+            Err(error) => return Ok(refused(args.json, 1, &format!("{file}: {error}"))),
         }
     }
     let log = parse(&text);

@@ -18,7 +18,7 @@ use sparklane_lane::{Cluster, NodeName};
 
 use super::node::Request;
 use crate::deploy::Reach;
-use crate::report::Failure;
+use crate::report::refused;
 
 /// Check both nodes, both rails, both directions, what differs between nodes, and who listens.
 #[derive(Debug, clap::Args)]
@@ -67,14 +67,7 @@ pub fn run(args: &Args) -> miette::Result<ExitCode> {
     let begin = Instant::now();
     let (cluster, asked) = match ask(args) {
         Ok(found) => found,
-        Err(error) => {
-            let (code, why) = (error.exit_code(), error.to_string());
-            eprintln!("{why}");
-            if args.reach.json() {
-                println!("{}", Failure::of(code, &why).json());
-            }
-            return Ok(ExitCode::from(code));
-        }
+        Err(error) => return Ok(refused(args.reach.json(), error.exit_code(), &error.to_string())),
     };
     let rows = judge(Input { cluster: &cluster, nodes: &asked });
     let exit_code = u8::from(rows.iter().any(|row| row.outcome == Outcome::Failed));

@@ -17,7 +17,7 @@ use sparklane_lane::WeightsManifest;
 use sparklane_weights::WeightsError;
 use sparklane_weights::store::ROOT;
 
-use crate::report::Failure;
+use crate::report::refused;
 
 /// Weights: lock, fetch, verify, send between nodes, adopt, collect.
 #[derive(Debug, clap::Args)]
@@ -123,15 +123,6 @@ impl What {
             Self::Lock(_) | Self::Serve | Self::Pull => false,
         }
     }
-}
-
-/// Says why nothing came of it, and gives the exit code.
-fn refused(json: bool, code: u8, why: &str) -> ExitCode {
-    eprintln!("{why}");
-    if json {
-        println!("{}", Failure::of(code, why).json());
-    }
-    ExitCode::from(code)
 }
 
 /// Reads a manifest file; `-` is stdin.

@@ -22,16 +22,6 @@ pub trait Guard: Send + Sync {
     fn may_act(&self) -> Result<Box<dyn Any + Send>, String>;
 }
 
-/// A guard that looks for the pause file only, for tools without a node's lock.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PauseFile;
-
-impl Guard for PauseFile {
-    fn may_act(&self) -> Result<Box<dyn Any + Send>, String> {
-        paused(Path::new(PAUSE_FILE)).map_or_else(|| Ok(Box::new(()) as Box<dyn Any + Send>), Err)
-    }
-}
-
 /// Why the watchdog is paused, if it is: the file may say who did it and why.
 #[must_use]
 pub fn paused(file: &Path) -> Option<String> {
