@@ -102,8 +102,10 @@ fn signals_are_passed_on_the_second_too() {
 #[test]
 fn a_signal_reaches_the_engine_and_not_its_children() {
     // A worker of the engine, in the engine's group, would end the engine's requests with it.
-    let script = "sh -c 'trap \"echo worker; exit\" TERM; echo up; while :; do sleep 0.05; done' & \
-                  trap 'kill -0 $! && echo drained; exit 0' TERM; while :; do sleep 0.05; done";
+    // The engine's own trap comes first: the worker says `up` for both.
+    let script = "trap 'kill -0 $! && echo drained; exit 0' TERM; \
+                  sh -c 'trap \"echo worker; exit\" TERM; echo up; while :; do sleep 0.05; done' & \
+                  while :; do sleep 0.05; done";
     let (mut child, mut out, line) = started(sh(script));
     assert_eq!(line, "up");
     tell(&child, Signal::TERM);
