@@ -15,6 +15,7 @@ pub mod plan;
 pub mod propose;
 pub mod rails;
 pub mod remote;
+pub mod show;
 pub mod subnet;
 
 pub use error::InitError;

@@ -1,7 +1,7 @@
 //! The cluster file that the machines' answers amount to, and what stands in its way. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
 use sparklane_lane::cluster::{Absent, Host, Node, Rail, Rails, Ssh};
@@ -269,37 +269,44 @@ fn told(addresses: &Addresses, halves: &[[Half; 2]], asked: &[Asked<'_>], findin
 fn cluster(wishes: &Wishes, asked: &[Asked<'_>], halves: &[[Half; 2]], addresses: &Addresses) -> Cluster {
     let mut cluster = wishes.existing.clone().unwrap_or_else(|| blank(wishes, asked, halves));
     let before = std::mem::take(&mut cluster.nodes);
-    let rows = asked.iter().zip(halves).zip(&addresses.of);
-    let one = |(((wanted, survey), halves), made): ((&Asked<'_>, &[Half; 2]), &[(std::net::Ipv4Addr, u8); 2])| {
-        let rail = |half: &Half, (address, prefix): (std::net::Ipv4Addr, u8)| Rail {
-            netdev: half.netdev.clone(),
-            rdma: half.rdma.clone(),
-            address: address.to_string(),
-            prefix,
-        };
-        let [first, second] = halves;
-        let kb = survey.facts.files.mem_total_kb.filter(|_| serves(survey));
-        let memory = kb.map(|kb| kb * 1024 / MEMORY_STEP * MEMORY_STEP);
-        let old = before.get(&wanted.name);
-        let node = Node {
-            role: wanted.role,
-            rank: wanted.rank,
-            system: survey.machine.system.unwrap_or(wishes.build_system),
-            host: wanted.host.clone(),
-            rail1: rail(first, made[0]),
-            rail2: rail(second, made[1]),
-            memory_bytes: old.map_or(memory, |node| node.memory_bytes.or(memory)),
-            host_keys: survey.machine.host_keys.clone(),
-        };
-        (wanted.name.clone(), node)
-    };
-    cluster.nodes = rows.map(one).collect();
+    for ((asked, halves), made) in asked.iter().zip(halves).zip(&addresses.of) {
+        let (wanted, _) = asked;
+        cluster.nodes.insert(wanted.name.clone(), node(wishes, asked, (halves, made), before.get(&wanted.name)));
+    }
     cluster.ssh.user.clone_from(&wishes.user);
     cluster.trusted_key = wishes.trusted_key.clone().or(cluster.trusted_key);
     if let Some(lane) = &wishes.lane {
         cluster.default_lane.clone_from(lane);
     }
     cluster
+}
+
+/// One node's part of the file.
+fn node(
+    wishes: &Wishes,
+    (wanted, survey): &Asked<'_>,
+    (halves, made): (&[Half; 2], &[(Ipv4Addr, u8); 2]),
+    old: Option<&Node>,
+) -> Node {
+    let rail = |half: &Half, (address, prefix): (Ipv4Addr, u8)| Rail {
+        netdev: half.netdev.clone(),
+        rdma: half.rdma.clone(),
+        address: address.to_string(),
+        prefix,
+    };
+    let ([half1, half2], [address1, address2]) = (halves, made);
+    let kb = survey.facts.files.mem_total_kb.filter(|_| serves(survey));
+    let memory = kb.map(|kb| kb.saturating_mul(1024) / MEMORY_STEP * MEMORY_STEP);
+    Node {
+        role: wanted.role,
+        rank: wanted.rank,
+        system: survey.machine.system.unwrap_or(wishes.build_system),
+        host: wanted.host.clone(),
+        rail1: rail(half1, *address1),
+        rail2: rail(half2, *address2),
+        memory_bytes: old.and_then(|node| node.memory_bytes).or(memory),
+        host_keys: survey.machine.host_keys.clone(),
+    }
 }
 
 /// A file for machines that have none.

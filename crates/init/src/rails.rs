@@ -31,7 +31,6 @@ const REBOOT: &str = "plug the cable into the same cage at both ends, then reboo
                       the NIC leaves the bus, and one that is plugged later may carry 13 Gb/s";
 
 /// Takes the netdevs that were named.
-#[must_use]
 pub fn named(facts: &NodeFacts, names: &[String; 2]) -> Chosen {
     if let Some(missing) = names.iter().find(|name| !facts.files.netdevs.contains_key(*name)) {
         let known: Vec<&str> = facts.files.netdevs.keys().map(String::as_str).collect();
@@ -41,7 +40,6 @@ pub fn named(facts: &NodeFacts, names: &[String; 2]) -> Chosen {
 }
 
 /// Finds the rails of a Spark.
-#[must_use]
 pub fn found(facts: &NodeFacts) -> Chosen {
     let ports: Vec<Port<'_>> = facts.files.netdevs.iter().filter_map(|(name, dev)| port(name, dev)).collect();
     if ports.is_empty() {
