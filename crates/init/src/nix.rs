@@ -59,7 +59,7 @@ fn trim(top: &mut Map<String, Value>) {
 
 fn drop_equal(map: &mut Map<String, Value>, key: &str, usual: &Value) {
     if map.get(key) == Some(usual) {
-        map.remove(key);
+        map.shift_remove(key);
     }
 }
 

@@ -130,8 +130,9 @@ pub fn propose(wishes: &Wishes, surveys: &[Survey]) -> Proposal {
             );
             return None;
         };
-        told(&addresses, &halves, &asked, &mut findings);
-        Some(cluster(wishes, &asked, &halves, &addresses))
+        let made = cluster(wishes, &asked, &halves, &addresses);
+        told(&made, (&addresses, &halves), &asked, &mut findings);
+        Some(made)
     });
     for problem in cluster.iter().flat_map(check_cluster).filter(|p| p.severity == Severity::Error) {
         findings.add(
@@ -244,13 +245,23 @@ fn taken(asked: &[Asked<'_>], halves: &[[Half; 2]]) -> Vec<Subnet> {
 }
 
 /// Addresses that the machines do not have yet.
-fn told(addresses: &Addresses, halves: &[[Half; 2]], asked: &[Asked<'_>], findings: &mut Findings) {
+fn told(
+    cluster: &Cluster,
+    (addresses, halves): (&Addresses, &[[Half; 2]]),
+    asked: &[Asked<'_>],
+    findings: &mut Findings,
+) {
+    let how = if cluster.host.rails.is_some() {
+        "the first deployment sets what the cluster file says (host.rails)"
+    } else {
+        "give the netdevs these addresses, or let deployments do it: host.rails.mtu in the cluster file"
+    };
     for (rail, why) in &addresses.changed {
         let at = usize::from(*rail == "rail2");
         let new: Vec<String> =
             addresses.of.iter().filter_map(|pair| pair.get(at)).map(|(a, p)| format!("{a}/{p}")).collect();
         let what = format!("{rail}: {why}; proposed: {}", new.join(", "));
-        findings.add(Level::Note, None, what, "the first deployment sets what the cluster file says (host.rails)");
+        findings.add(Level::Note, None, what, how);
         for ((wanted, _), (halves, made)) in asked.iter().zip(halves.iter().zip(&addresses.of)) {
             let (Some(half), Some((new, _))) = (halves.get(at), made.get(at)) else { continue };
             if let Some((old, prefix)) = half.address.filter(|(old, _)| old != new) {

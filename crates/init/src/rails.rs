@@ -200,7 +200,8 @@ fn keep(present: &[Option<(Ipv4Addr, u8)>], used: &[Subnet]) -> Result<Subnet, S
         return Err("two nodes have the same address on it".to_owned());
     }
     if let Some(other) = used.iter().find(|other| other.overlaps(subnet)) {
-        return Err(format!("its subnet {subnet} overlaps {other}, which is in use already"));
+        let is = if *other == subnet { "is in use".to_owned() } else { format!("overlaps {other}, which is in use") };
+        return Err(format!("its subnet {subnet} {is} on the other rail or elsewhere"));
     }
     if !PREFIXES.contains(&subnet.prefix()) || fill(present, subnet).is_none() {
         return Err(format!("its subnet {subnet} does not hold all nodes"));

@@ -18,7 +18,7 @@ pub fn plan(wishes: &Wishes, surveys: &[Survey], proposal: &Proposal, tasks: &[T
     let mut out = String::new();
     for (wanted, survey) in wishes.nodes.iter().zip(surveys) {
         // Writing to a string does not fail.
-        let _ = writeln!(out, "{:<8} {} ({}): {}", wanted.name, wanted.host, wanted.role, machine(survey));
+        let _ = writeln!(out, "{:<8} {} ({}): {}", wanted.name.as_str(), wanted.host, wanted.role, machine(survey));
         rails(wanted, proposal, &mut out);
     }
     out.push_str(&findings(&proposal.findings));

@@ -15,6 +15,7 @@ mod files;
 mod first;
 mod heal;
 mod images;
+mod init;
 mod memory;
 mod model;
 mod network;
