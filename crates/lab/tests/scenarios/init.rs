@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::{NODES, Rig, Said, apps};
+use crate::support::{NODES, Rig, Said};
 
 /// Packs Debian's packages anew, makes them the only ones that apt knows, and takes Nix away with all that it left.
 const BARE: &str = r#"set -e
@@ -148,9 +148,9 @@ fn two_machines_without_nix_become_a_cluster_that_serves() {
 
     // A deployment passes every check with it, and no other host key than the recorded ones is believed.
     rig = rig.rebuilt();
-    let _removed = rig.bin.clone();
     let app = |name: &str, words: &[&str]| {
-        let line = [&[format!("{}/{name}", rig.bin).as_str()], words, &["--cluster", "made", "--json"]].concat();
+        let program = format!("{}/{name}", rig.bin);
+        let line = [&[program.as_str()], words, &["--cluster", "made", "--json"]].concat();
         rig.run(&line.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>(), "").wait()
     };
     {
@@ -163,7 +163,6 @@ fn two_machines_without_nix_become_a_cluster_that_serves() {
     app("sparklane", &["fabric", "verify"]);
     assert_eq!(app("status", &[]).code, 0);
     rig.sh("control", &format!("rm {FILE}"));
-    let _lab = apps(&rig.lab);
 }
 
 #[test]
