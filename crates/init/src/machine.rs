@@ -52,6 +52,10 @@ pub struct Nix {
     pub hidden: BTreeMap<String, Option<String>>,
     /// True when the daemon's socket is there.
     pub socket: bool,
+    /// True when systemd has a unit for that socket.
+    pub unit: bool,
+    /// True when Debian's packages of it are unpacked and not configured: their installation was cut off.
+    pub half: bool,
     /// The group that alone may talk to the daemon; `None` when everybody may.
     pub group: Option<String>,
     /// Keys that the daemon trusts.
@@ -66,6 +70,11 @@ const SEEN: [&str; 3] = ["usr/local/bin", "usr/bin", "bin"];
 const ELSEWHERE: [&str; 3] = ["nix/var/nix/profiles/default/bin", "root/.nix-profile/bin", "run/current-system/sw/bin"];
 /// The daemon's door.
 const DOOR: &str = "nix/var/nix/daemon-socket";
+/// The unit of that door.
+const UNIT: &str = "nix-daemon.socket";
+/// Where units lie.
+const UNITS: [&str; 4] =
+    ["etc/systemd/system", "usr/local/lib/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
 /// CAP_SYS_RESOURCE (linux/capability.h).
 const SYS_RESOURCE: u32 = 24;
 /// Files that one configuration may include one below the other.
@@ -136,9 +145,26 @@ fn nix(root: &Root) -> Nix {
     Nix {
         hidden: hidden.map(|name| (name.to_owned(), place(name).map(|path| format!("/{path}")))).collect(),
         socket: root.path(DOOR).join("socket").exists(),
+        unit: UNITS.iter().any(|dir| root.path(dir).join(UNIT).exists()),
+        half: half_installed(&root.text("var/lib/dpkg/status").unwrap_or_default()),
         group: door.filter(|d| d.mode() & 0o001 == 0).and_then(|d| group_name(root, d.gid())),
         trusted_keys: trusted_keys(root),
     }
+}
+
+/// True when dpkg has begun with one of Nix's packages and not ended (dpkg(1), package states).
+fn half_installed(status: &str) -> bool {
+    let ours = |stanza: &&str| ["nix-bin", "nix-setup-systemd"].iter().any(|p| field(stanza, "Package") == Some(p));
+    let begun = |stanza: &str| {
+        let state = field(stanza, "Status").and_then(|words| words.split_whitespace().last());
+        state.is_some_and(|state| ["half-installed", "unpacked", "half-configured"].contains(&state))
+    };
+    status.split("\n\n").filter(ours).any(begun)
+}
+
+fn field<'a>(stanza: &'a str, name: &str) -> Option<&'a str> {
+    let value = stanza.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(value.trim())
 }
 
 fn group_name(root: &Root, gid: u32) -> Option<String> {
@@ -233,13 +259,25 @@ mod tests {
             ("usr/local/bin/nix-store", ""),
             ("nix/var/nix/daemon-socket/socket", ""),
             ("var/lib/dpkg/updates/0001", ""),
+            ("usr/lib/systemd/system/nix-daemon.socket", ""),
         ]);
         let machine = read(&root, "op");
         let nix = "/nix/var/nix/profiles/default/bin/nix".to_owned();
         assert_eq!(machine.nix.hidden.get("nix"), Some(&Some(nix)));
         assert_eq!(machine.nix.hidden.keys().collect::<Vec<_>>(), ["nix", "nix-daemon", "nix-env"]);
-        assert!(machine.nix.socket && !machine.nix.absent() && machine.dpkg_interrupted);
+        assert!(machine.nix.socket && machine.nix.unit && !machine.nix.absent() && machine.dpkg_interrupted);
         assert_eq!(machine.nix.group, None);
+    }
+
+    #[test]
+    fn an_installation_that_was_cut_off_is_seen() {
+        let status = |state: &str| {
+            format!(
+                "Package: apt\nStatus: install ok installed\n\nPackage: nix-bin\nStatus: install ok {state}\nVersion: 1\n"
+            )
+        };
+        assert!(half_installed(&status("unpacked")) && half_installed(&status("half-configured")));
+        assert!(!half_installed(&status("installed")) && !half_installed("Package: x\nStatus: install ok unpacked"));
     }
 
     #[test]
@@ -263,6 +301,7 @@ mod tests {
             let (_dir, root) = tree(&[
                 ("etc/os-release", &text), ("etc/passwd", &text), ("etc/group", &text), ("etc/nix/nix.conf", &text),
                 ("etc/ssh/ssh_host_x_key.pub", &text), ("proc/self/status", &text),
+                ("var/lib/dpkg/status", &text),
             ]);
             let _machine = read(&root, &text);
         }

@@ -19,7 +19,7 @@ for p in nix-bin nix-setup-systemd; do
     elif [ -e "$f" ] || [ -L "$f" ]; then mkdir -p "$d$(dirname "$f")"; cp -a "$f" "$d$f"; fi
   done
   for s in preinst postinst prerm postrm conffiles triggers; do
-    if [ -e /var/lib/dpkg/info/$p.$s ]; then cp /var/lib/dpkg/info/$p.$s $d/DEBIAN/; fi
+    if [ -e /var/lib/dpkg/info/$p.$s ]; then cp /var/lib/dpkg/info/$p.$s $d/DEBIAN/$s; fi
   done
   dpkg-query -s $p | grep -v '^Status:' | sed '/^Conffiles:/d;/^ \/etc/d' > $d/DEBIAN/control
 done
@@ -41,7 +41,8 @@ rm -rf /nix/* /etc/nix
 ! command -v nix nix-store nix-daemon"#;
 
 /// What init could leave or change on a node; the same words before and after mean that it did not.
-const STATE: &str = "dpkg-query -W | sha256sum; id operator; ls -A /nix /etc/nix /usr/local/bin /var/tmp 2>&1; \
+const STATE: &str = "dpkg-query -W | sha256sum; id operator; ls -A /nix /etc/nix /usr/local/bin 2>&1; \
+    ls -A /var/tmp | grep init; \
     cat /etc/nix/nix.conf 2>&1; systemctl is-enabled nix-daemon.socket 2>&1; true";
 
 const FILE: &str = "/root/sparklane/nix/clusters/made.nix";
