@@ -27,4 +27,5 @@ mod python;
 mod ray;
 mod ray_faults;
 mod switch;
+mod trouble;
 mod weights;
