@@ -43,6 +43,7 @@ pub struct Finished {
 impl Metrics {
     /// Nothing counted yet.
     pub fn new(model: String) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "vLLM tells it")]
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         Self {
             model,
