@@ -238,6 +238,8 @@ pub enum FileKind {
     Sudoers,
     /// sshd_config.d.
     Sshd,
+    /// A script of nft that makes our table.
+    Firewall,
     /// Anything else.
     Plain,
 }

@@ -142,6 +142,8 @@ fn counts_before(check: Check, cluster: &Cluster) -> bool {
             cluster.host.rails.is_none()
         }
         Check::MemlockUnit | Check::MemlockLogin => !cluster.host.memlock,
+        // The table and what it guards are the generation's.
+        Check::Firewall => cluster.host.firewall.is_none(),
         Check::MemlockContainer | Check::GpuContainer | Check::Nccl | Check::Release => false,
         _ => true,
     }

@@ -3,6 +3,7 @@
 mod argv;
 mod env;
 mod files;
+mod firewall;
 mod ray;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::weights::WeightsManifest;
 pub use argv::flags_of;
 pub use env::{CACHE_KINDS, RAY_ENV, SET_BY_TOOL};
 pub use files::{DROP_IN, ENGINE_UNIT, Rendered as FileContent};
+pub use firewall::{FIREWALL, FIREWALL_UNIT, TABLE};
 pub use ray::{ACTOR_PORTS, NEXT_PORTS, OTHER_PORTS};
 
 /// Folder of everything a node keeps.
