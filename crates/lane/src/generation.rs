@@ -301,6 +301,11 @@ pub enum GateKind {
         /// Fewest completion tokens that count.
         min_tokens: u32,
     },
+    /// Nothing that `fabric verify` finds of this node alone fails.
+    Fabric {
+        /// The cluster file that says what must be, as the tool that made this generation knew it.
+        cluster: serde_json::Value,
+    },
 }
 
 /// Times, in seconds.

@@ -41,6 +41,15 @@ pub fn facts(paths: &HostPaths) -> Result<NodeFacts, HostError> {
     found.map_err(|e| HostError::Refused(e.to_string()))
 }
 
+/// Collects what the gate `fabric` judges: no firmware, which is the same before and after a start.
+///
+/// # Errors
+/// When the kernel does not answer at all.
+pub fn own_facts(targets: &[Target]) -> Result<NodeFacts, String> {
+    let here = Here { paths: &HostPaths::system(), fwupd: false };
+    collect(env!("CARGO_PKG_VERSION"), targets, None, &here).map_err(|e| e.to_string())
+}
+
 /// Someone at a terminal, or nothing on stdin, wants facts alone.
 fn request() -> Result<Request, HostError> {
     let stdin = std::io::stdin();

@@ -150,7 +150,7 @@ fn counts_before(check: Check, cluster: &Cluster) -> bool {
 }
 
 /// Both rails of every other node.
-fn targets(cluster: &Cluster, node: &NodeName) -> Vec<Target> {
+pub fn targets(cluster: &Cluster, node: &NodeName) -> Vec<Target> {
     let Some(own) = cluster.nodes.get(node) else { return Vec::new() };
     let mtu = u16::try_from(mtu(cluster)).unwrap_or(u16::MAX);
     let to = |(peer, other): (&NodeName, &sparklane_lane::cluster::Node)| {

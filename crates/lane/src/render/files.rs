@@ -113,9 +113,12 @@ KillMode=mixed
 // CAP_SYSLOG is for the last: an out-of-memory kill is told apart there.
 const HARDENING: &str = "\
 CapabilityBoundingSet=CAP_SYSLOG
+DeviceAllow=/dev/kmsg r
+DevicePolicy=closed
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
 NoNewPrivileges=yes
+PrivateMounts=yes
 PrivateTmp=yes
 ProtectClock=yes
 ProtectControlGroups=yes

@@ -119,6 +119,7 @@ LockPersonality=yes
 MemoryDenyWriteExecute=yes
 NoNewPrivileges=yes
 PrivateDevices=yes
+PrivateMounts=yes
 PrivateTmp=yes
 ProcSubset=pid
 ProtectClock=yes
