@@ -9,7 +9,7 @@ use sparklane_engine::state::STATE_FILE;
 use sparklane_host::stage::{StageRequest, stage};
 use sparklane_host::status::NodeStatus;
 use sparklane_host::units::Systemd;
-use sparklane_host::{HostError, HostPaths, peer, status};
+use sparklane_host::{HostError, HostPaths, firewall, peer, status};
 
 use crate::image::node as image;
 use crate::parts;
@@ -31,6 +31,8 @@ enum Command {
     Key,
     /// Print this node's facts as JSON, with packets over the rails as the request on stdin says; without one, none.
     Facts,
+    /// Make the nftables table what the deployed file says (run by sparklane-firewall.service).
+    Firewall,
     /// Run this node's rank of a measurement (request on stdin).
     Bench,
     /// Keep a measurement's record (on stdin) as evidence.
@@ -61,6 +63,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
         Command::Facts => crate::fabric::node::facts(&paths).and_then(|f| print(&f)),
+        Command::Firewall => firewall::follow(&paths),
         Command::Bench => crate::fabric::rank::bench(&paths).and_then(|a| print(&a)),
         Command::BenchKeep => crate::fabric::rank::keep(&paths).and_then(|p| print(&p)),
         Command::ImageState => image::state().and_then(|s| print(&s)),

@@ -195,6 +195,9 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
     if !s.drift.is_empty() {
         line(format!("edited by hand: {}", s.drift.join(", ")))?;
     }
+    if let Some(why) = &s.firewall {
+        line(format!("firewall: {why}; on the node: {}", sparklane_host::firewall::REMEDY))?;
+    }
     s.damaged.iter().try_for_each(|d| line(damaged_text(d)))?;
     s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
     let unhappy = s.last.as_ref().filter(|t| t.state != State::Committed);

@@ -14,6 +14,8 @@ mod failing;
 mod files;
 mod first;
 mod heal;
+mod host;
+mod host_units;
 mod images;
 mod memory;
 mod model;
