@@ -17,6 +17,7 @@ mod heal;
 mod host;
 mod host_units;
 mod images;
+mod init;
 mod memory;
 mod model;
 mod network;
