@@ -10,7 +10,7 @@ use sparklane_fabric::facts::Root;
 use sparklane_host::stage::{StageRequest, stage};
 use sparklane_host::status::NodeStatus;
 use sparklane_host::units::Systemd;
-use sparklane_host::{HostError, HostPaths, peer, status};
+use sparklane_host::{HostError, HostPaths, firewall, peer, status};
 
 use crate::image::node as image;
 use crate::parts;
@@ -32,6 +32,8 @@ enum Command {
     Key,
     /// Print this node's facts as JSON, with packets over the rails as the request on stdin says; without one, none.
     Facts,
+    /// Make the nftables table what the deployed file says (run by sparklane-firewall.service).
+    Firewall,
     /// Print what this machine is, as JSON: facts, and what a deployment by this user needs of it.
     Survey {
         /// Who deploys.
@@ -67,6 +69,7 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         }
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
         Command::Facts => crate::fabric::node::facts(&paths).and_then(|f| print(&f)),
+        Command::Firewall => firewall::follow(&paths),
         Command::Survey { user } => {
             let machine = sparklane_init::machine::read(&Root::new("/"), &user);
             crate::fabric::node::facts(&paths).and_then(|facts| print(&sparklane_init::Survey { facts, machine }))
