@@ -60,12 +60,19 @@ pub fn ask(names: &BTreeMap<u32, String>) -> Result<Found, FabricError> {
     let failed = |what| move |source| FabricError::Netlink { what, source };
     let addresses = dump(None, RTM_GETADDR, &[0; 8]).map_err(failed("addresses"))?;
     let routes = dump(None, RTM_GETROUTE, &[0; 12]).map_err(failed("routes"))?;
-    let mut sockets = Vec::new();
-    for family in [AF_INET, AF_INET6] {
-        let found = dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family));
-        sockets.extend(self::sockets(&found.map_err(failed("sockets"))?));
+    let sockets = |family| dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family));
+    let [four, six] = [AF_INET, AF_INET6].map(|family| sockets(family).map_err(failed("sockets")));
+    Ok(read(&addresses, &routes, &[&four?, &six?], names))
+}
+
+/// What the bytes of answers say: to the questions for addresses, for routes, and for sockets of each family.
+#[must_use]
+pub fn read(addresses: &[u8], routes: &[u8], sockets: &[&[u8]], names: &BTreeMap<u32, String>) -> Found {
+    Found {
+        addresses: self::addresses(addresses, names),
+        routes: self::routes(routes, names),
+        sockets: sockets.iter().flat_map(|dump| self::sockets(dump)).collect(),
     }
-    Ok(Found { addresses: self::addresses(&addresses, names), routes: self::routes(&routes, names), sockets })
 }
 
 /// `struct inet_diag_req_v2`: family, protocol, ext, pad, states, and a `struct inet_diag_sockid` of zeroes.
