@@ -28,6 +28,8 @@
   host = {
     rails.mtu = 9000;
     memlock = true;
+    # The ranks' ports over the rails only (docs/fabric.md).
+    firewall = { };
     # Loading weights fills the page cache of a memory that the GPU shares.
     sysctl = {
       "vm.dirty_background_ratio" = "2";

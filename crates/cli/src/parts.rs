@@ -5,7 +5,6 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use sparklane_engine::gate::{GateContext, GateResult, Progress, RealClock, wait_gate};
-use sparklane_engine::probe::HttpProber;
 use sparklane_engine::state::STATE_FILE;
 use sparklane_engine::systemd::{Systemctl, UnitStates};
 use sparklane_engine::{EngineError, docker, ranks};
@@ -100,7 +99,7 @@ fn one(
     interrupted: &dyn Fn() -> Option<String>,
     progress: &dyn Fn(String),
 ) -> Result<(), Fault> {
-    let prober = HttpProber { key_file: generation.engine.api_key_file.as_ref().map(Into::into) };
+    let prober = crate::fabric::gate::NodeProber::of(generation);
     let watch = [ENGINE_UNIT.to_owned()];
     // Only the gate of that scope asks for more than the unit: a worker is up before its head is.
     let joined = ranks::Joined { units: &Systemctl, state_file: STATE_FILE.into() };

@@ -131,6 +131,7 @@ pub fn check(kind: &GateKind, units: &dyn UnitStates, prober: &dyn Prober, left:
             Ok(response) => Verdict::NotYet(format!("{url} answered {}, {status} wanted", response.status)),
             Err(error) => no_answer(url, &error),
         },
+        GateKind::Fabric { cluster } => prober.fabric(cluster),
         GateKind::Tokens { url, model, prompt, max_tokens, min_tokens } => {
             let url = format!("{}/v1/chat/completions", url.trim_end_matches('/'));
             match prober.post(&url, &chat_body(model, prompt, *max_tokens), left.min(TOKENS_TRY)) {

@@ -6,11 +6,17 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::http::{HttpError, Response, Url, send};
+use crate::judge::Verdict;
 use crate::key;
 use crate::redact::Redacted;
 
-/// One question to the API.
+/// One question to the API, or to the machine.
 pub trait Prober {
+    /// What this machine is, against its cluster file. Whoever cannot look at machines says so.
+    fn fabric(&self, _cluster: &serde_json::Value) -> Verdict {
+        Verdict::Bad("this caller cannot look at the machine".to_owned())
+    }
+
     /// GET.
     ///
     /// # Errors

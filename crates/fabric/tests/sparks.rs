@@ -293,8 +293,24 @@ fn listeners_that_nobody_asked_for() {
     names(|p| with(p, stray), Check::Listeners, "10.0.0.1:9999", "fabric.listeners");
     // mp's rendezvous binds every interface.
     let rendezvous = json!({"address": "::", "port": 6379, "uid": 0, "process": "python", "container": "c".repeat(64)});
-    let rows = names(|p| with(p, rendezvous), Check::Listeners, "[::]:6379", "firewall");
+    let open = |p: &mut Pair| {
+        with(p, rendezvous.clone());
+        p.cluster["host"]["firewall"] = json!(null);
+        p.head.live["generation"]["firewall"] = json!(null);
+    };
+    let rows = names(open, Check::Listeners, "[::]:6379", "host.firewall");
     assert!(findings(&rows).iter().all(|r| r.outcome == Outcome::Warn));
+    // Behind the lane's own table nobody else reaches it, for as long as that stands.
+    let mut pair = Pair::new();
+    with(&mut pair, rendezvous.clone());
+    assert_eq!(findings(&pair.rows()), Vec::<&Row>::new());
+    let gone = |p: &mut Pair| {
+        with(p, rendezvous.clone());
+        p.head.live["generation"]["firewall"]["trouble"] = json!("the table inet sparklane is gone");
+    };
+    let rows = names(gone, Check::Firewall, "is gone", "systemctl start sparklane-firewall");
+    assert!(findings(&rows).iter().any(|r| r.check == Check::Listeners && r.outcome == Outcome::Warn));
+    only(&rows, &[Check::Firewall, Check::Listeners]);
     // A mapped address is the one it maps.
     let mapped = json!({"address": "::ffff:127.0.0.1", "port": 1, "uid": 0, "process": "x", "container": null});
     let mut pair = Pair::new();
@@ -305,6 +321,34 @@ fn listeners_that_nobody_asked_for() {
     with(&mut pair, on_all);
     pair.cluster["fabric"] = json!({"listeners": [{"port": 8265, "process": "dashboard", "reason": "ours"}]});
     assert_eq!(findings(&pair.rows()), Vec::<&Row>::new());
+}
+
+#[test]
+fn udp_sockets_that_nobody_asked_for() {
+    let of = |address: &str, port: u16, process: &str, container: Option<String>| json!({"protocol": "udp", "address": address, "port": port, "uid": 0, "process": process, "container": container});
+    let with = |p: &mut Pair, l: serde_json::Value| p.head.live["listeners"].as_array_mut().unwrap().push(l);
+    let stray = || of("0.0.0.0", 631, "cups-browsed", None);
+    let rows = names(|p| with(p, stray()), Check::Listeners, "udp 0.0.0.0:631 (cups-browsed", "fabric.listeners");
+    only(&rows, &[Check::Listeners]);
+    // The usual ports are the usual programs' only; the engine has no business with UDP; heartbeats stay on the rails.
+    let bad = [
+        of("0.0.0.0", 5353, "nc", None),
+        of("0.0.0.0", 40000, "python", Some("c".repeat(64))),
+        of("0.0.0.0", 25010, "sparklane", None),
+        of("10.0.0.1", 25011, "sparklane", None),
+    ];
+    for l in bad {
+        names(|p| with(p, l), Check::Listeners, "udp ", "127.0.0.1");
+    }
+    // A client that waits for an answer, and what the owner names; a TCP port of that number is another thing.
+    let mut pair = Pair::new();
+    with(&mut pair, of("0.0.0.0", 45678, "curl", None));
+    with(&mut pair, stray());
+    let named = |protocol: &str| json!({"listeners": [{"port": 631, "protocol": protocol, "reason": "printers"}]});
+    pair.cluster["fabric"] = named("udp");
+    assert_eq!(findings(&pair.rows()), Vec::<&Row>::new());
+    pair.cluster["fabric"] = named("tcp");
+    assert_eq!(findings(&pair.rows()).len(), 1);
 }
 
 #[test]

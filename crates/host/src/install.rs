@@ -16,7 +16,7 @@ pub const RESOLVE_UNIT: &str = "sparklane-resolve.service";
 /// Seconds for a unit without a process to be down.
 const STOP_SECS: u64 = 10;
 
-/// The boot unit: ends an open transaction before the lane starts. Its failure keeps the lane down (in doubt).
+/// The boot unit. Its sandbox is that of a transaction's own unit ([`crate::units`]), as it does the same work: ends an open transaction before the lane starts. Its failure keeps the lane down (in doubt).
 const RESOLVE: &str = "\
 [Unit]
 Description=sparklane: end an open transaction before the lane starts
@@ -29,15 +29,27 @@ RemainAfterExit=yes
 ExecStart=/nix/var/nix/gcroots/sparklane/tool/bin/sparklane txn resolve --boot
 RuntimeDirectory=sparklane
 RuntimeDirectoryPreserve=yes
-NoNewPrivileges=yes
-PrivateTmp=yes
-ProtectHome=read-only
-ProtectKernelModules=yes
-ProtectClock=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
+CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_FSETID CAP_KILL CAP_NET_ADMIN CAP_NET_RAW CAP_SYSLOG CAP_SYS_PTRACE
+DeviceAllow=/dev/kmsg r
+DevicePolicy=closed
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
+NoNewPrivileges=yes
+PrivateMounts=yes
+PrivateTmp=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHome=read-only
+ProtectHostname=yes
+ProtectKernelModules=yes
+ProtectSystem=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallErrorNumber=EPERM
+SystemCallFilter=@system-service
 
 [Install]
 WantedBy=multi-user.target

@@ -11,6 +11,7 @@ pub mod decide;
 pub mod deploy_rs;
 pub mod error;
 pub mod files;
+pub mod firewall;
 pub mod foreign;
 pub mod fwupd;
 pub mod install;

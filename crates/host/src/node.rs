@@ -16,7 +16,7 @@ use crate::error::HostError;
 use crate::paths::HostPaths;
 use crate::profile::Mover;
 use crate::units::Units;
-use crate::{decide, files, foreign, install, peer, process, profile, releases, txns, validate};
+use crate::{decide, files, firewall, foreign, install, peer, process, profile, releases, txns, validate};
 
 /// Waits for a generation's gates. The engine part implements it; tests script it.
 pub trait Gates {
@@ -147,6 +147,7 @@ impl RealNode {
             }
             Refresh::Sysctl => self.load_ours(FileKind::Sysctl, "sysctl", "--load"),
             Refresh::Tmpfiles => self.load_ours(FileKind::Tmpfiles, "systemd-tmpfiles", "--create"),
+            Refresh::Firewall => firewall::follow(&self.paths),
         }
     }
 

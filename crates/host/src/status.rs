@@ -11,7 +11,7 @@ use crate::error::HostError;
 use crate::lock::{self, Owner};
 use crate::paths::HostPaths;
 use crate::units::{UnitStatus, Units};
-use crate::{closure, files, peer, profile, releases, txns};
+use crate::{closure, files, firewall, peer, profile, releases, txns};
 
 /// One transaction in a status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,6 +105,9 @@ pub struct NodeStatus {
     pub weights: Option<WeightsStatus>,
     /// Managed files that are not as the generation placed them.
     pub drift: Vec<String>,
+    /// What is wrong with the generation's nftables table.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub firewall: Option<String>,
     /// Public key with which a worker asks the head.
     pub decision_key: Option<String>,
     /// Public host keys, for the worker's questions.
@@ -123,6 +126,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
     let generation = current.as_ref().map(|side| closure::generation(&paths.in_store(&side.path))).transpose()?;
     let all = txns::list(paths)?;
     let drift = generation.as_ref().map_or_else(Vec::new, |g| drift(paths, g));
+    let firewall = generation.as_ref().and_then(|g| firewall::trouble(paths, g));
     Ok(NodeStatus {
         tool: tool.to_owned(),
         boot: BootClock::new().now().boot,
@@ -142,6 +146,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         supervisor: None,
         weights: None,
         drift,
+        firewall,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),
     })

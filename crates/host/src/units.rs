@@ -120,6 +120,44 @@ fn count(properties: &[Property], name: &str) -> u32 {
     value.and_then(|v| v.downcast_ref::<u32>().ok()).unwrap_or_default()
 }
 
+/// Capabilities of a transaction's process, by number (capability(7)): it places files of other owners (CHOWN 0,
+/// DAC_OVERRIDE 1, FOWNER 3, FSETID 4), ends programs it started (KILL 5), loads nftables and network sysctls (NET_ADMIN 12),
+/// and for the gate `fabric` sends echoes (NET_RAW 13), reads others' /proc (SYS_PTRACE 19) and the kernel's log (SYSLOG 34).
+const CAPABILITIES: [u32; 9] = [0, 1, 3, 4, 5, 12, 13, 19, 34];
+
+/// What a transaction's process cannot do. It writes /etc, the profile and its state, talks to systemd, and to the head over
+/// ssh, so most of the file system stays open to it (`systemd-analyze security`: docs/operations.md).
+fn sandbox() -> Vec<(&'static str, Variant<'static>)> {
+    let words = |list: &[&str]| list.iter().map(|w| (*w).to_owned()).collect::<Vec<String>>();
+    let capabilities = CAPABILITIES.iter().fold(0_u64, |all, number| all | 1 << number);
+    vec![
+        ("CapabilityBoundingSet", Variant::from(capabilities)),
+        ("DeviceAllow", Variant::from(vec![("/dev/kmsg".to_owned(), "r".to_owned())])),
+        ("DevicePolicy", Variant::from("closed")),
+        ("LockPersonality", Variant::from(true)),
+        ("MemoryDenyWriteExecute", Variant::from(true)),
+        ("NoNewPrivileges", Variant::from(true)),
+        ("PrivateMounts", Variant::from(true)),
+        ("PrivateTmp", Variant::from(true)),
+        ("ProtectClock", Variant::from(true)),
+        ("ProtectControlGroups", Variant::from(true)),
+        ("ProtectHome", Variant::from("read-only")),
+        ("ProtectHostname", Variant::from(true)),
+        ("ProtectKernelModules", Variant::from(true)),
+        ("ProtectSystem", Variant::from("yes")),
+        ("RestrictAddressFamilies", Variant::from((true, words(&["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"])))),
+        // No namespace at all.
+        ("RestrictNamespaces", Variant::from(0_u64)),
+        ("RestrictRealtime", Variant::from(true)),
+        ("RestrictSUIDSGID", Variant::from(true)),
+        ("SystemCallArchitectures", Variant::from(words(&["native"]))),
+        // EPERM.
+        ("SystemCallErrorNumber", Variant::from(1_i32)),
+        ("SystemCallFilter", Variant::from((true, words(&["@system-service"])))),
+        ("UMask", Variant::from(0o022_u32)),
+    ]
+}
+
 impl Units for Systemd {
     fn status(&self, unit: &str) -> Result<UnitStatus, HostError> {
         let path: OwnedObjectPath = Self::call(ROOT, MANAGER, "LoadUnit", &(unit,))?;
@@ -188,18 +226,8 @@ impl Units for Systemd {
             ("RestartUSec", Variant::from(200_000_u64)),
             ("StartLimitBurst", Variant::from(20_u32)),
             ("CollectMode", Variant::from("inactive-or-failed")),
-            // The process writes /etc, the profile and its state, talks to systemd, and to the head over ssh.
-            ("NoNewPrivileges", Variant::from(true)),
-            ("ProtectHome", Variant::from("read-only")),
-            ("PrivateTmp", Variant::from(true)),
-            ("ProtectKernelModules", Variant::from(true)),
-            ("ProtectClock", Variant::from(true)),
-            ("RestrictRealtime", Variant::from(true)),
-            ("RestrictSUIDSGID", Variant::from(true)),
-            ("LockPersonality", Variant::from(true)),
-            ("MemoryDenyWriteExecute", Variant::from(true)),
-            ("UMask", Variant::from(0o022_u32)),
         ];
+        let properties = [properties, sandbox()].concat();
         let aux: Vec<(&str, Vec<(&str, Variant<'_>)>)> = Vec::new();
         let _job: OwnedObjectPath = Self::call(ROOT, MANAGER, "StartTransientUnit", &(unit, "fail", properties, aux))?;
         Ok(())

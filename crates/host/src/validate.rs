@@ -42,6 +42,8 @@ fn check_kind(kind: FileKind, path: &str, closure: &Utf8Path, scratch: &Utf8Path
             files::write_atomic(&placed, &bytes, 0o600)?;
             process::run("netplan", &["generate", "--root-dir", scratch.as_str()]).map(drop)
         }
+        // nft asks the kernel, which refuses what it does not know; nothing is changed.
+        FileKind::Firewall => process::run("nft", &["--check", "--file", content.as_str()]).map(drop),
         // A drop-in cannot be verified alone, and a unit's dependencies need not be loaded to check its syntax.
         FileKind::Unit if path.ends_with(".service") => {
             let placed = scratch.join(path.trim_start_matches('/'));

@@ -74,6 +74,10 @@ pub struct Node {
     pub rail2: Rail,
     /// Memory that the engine can share out (`MemTotal`).
     pub memory_bytes: Option<u64>,
+    /// Public host keys, `type base64`: the only ones that are believed then. None means that the control host's own
+    /// `known_hosts` count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_keys: Vec<String>,
 }
 
 /// One RoCE link of a node.
@@ -127,6 +131,8 @@ pub struct Host {
     /// limits.d and systemd's default for units: no bound on locked memory.
     #[serde(default)]
     pub memlock: bool,
+    /// An nftables table of our own; absent when someone else guards the ports.
+    pub firewall: Option<Firewall>,
 }
 
 fn yes() -> bool {
@@ -135,7 +141,7 @@ fn yes() -> bool {
 
 impl Default for Host {
     fn default() -> Self {
-        Self { unit: true, tmpfiles: true, rails: None, sysctl: BTreeMap::new(), memlock: false }
+        Self { unit: true, tmpfiles: true, rails: None, sysctl: BTreeMap::new(), memlock: false, firewall: None }
     }
 }
 
@@ -145,6 +151,16 @@ impl Default for Host {
 pub struct Rails {
     /// MTU of both rails.
     pub mtu: u32,
+}
+
+/// What the table lets in. The ranks' ports are the lane's: they are reached over the rails, from the other nodes, only.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Firewall {
+    /// Networks (`192.168.1.0/24`, `fd00::/8`, single addresses) that may reach an API which the lane binds to more than
+    /// loopback; when empty, whoever reaches that address.
+    #[serde(default)]
+    pub api_from: Vec<String>,
 }
 
 impl Cluster {

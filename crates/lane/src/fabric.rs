@@ -63,6 +63,8 @@ pub enum Check {
     Clock,
     /// Kernel lines about the NIC.
     Kernel,
+    /// The nftables table that the generation wants stands as it was loaded.
+    Firewall,
     /// Nobody listens where nobody should.
     Listeners,
     /// The machines do not differ: system, driver, firmware, docker.
@@ -72,7 +74,7 @@ pub enum Check {
 }
 
 /// All checks, in the order of the table.
-pub const CHECKS: [Check; 29] = [
+pub const CHECKS: [Check; 30] = [
     Check::Facts,
     Check::Nic,
     Check::Netdev,
@@ -99,6 +101,7 @@ pub const CHECKS: [Check; 29] = [
     Check::Cma,
     Check::Clock,
     Check::Kernel,
+    Check::Firewall,
     Check::Listeners,
     Check::Parity,
     Check::Release,
@@ -126,12 +129,35 @@ pub enum Severity {
     Ignore,
 }
 
+/// How packets reach a listener.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        })
+    }
+}
+
 /// A listener that this cluster's owner knows of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AllowedListener {
-    /// TCP port.
+    /// Port.
     pub port: u16,
+    /// `tcp` or `udp`.
+    #[serde(default)]
+    pub protocol: Transport,
     /// Address it may be bound to; any when absent.
     pub address: Option<String>,
     /// Name of its process (at most 15 bytes, as the kernel keeps it); any when absent.
@@ -150,7 +176,7 @@ pub struct Fabric {
     /// Whether `deploy` first verifies what it does not change itself, and refuses when something failed.
     #[serde(default)]
     pub preflight: bool,
-    /// TCP listeners that may be there beside ours, sshd and those on loopback.
+    /// Listeners that may be there beside ours, sshd and those on loopback.
     #[serde(default)]
     pub listeners: Vec<AllowedListener>,
 }

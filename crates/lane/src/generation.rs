@@ -238,6 +238,8 @@ pub enum FileKind {
     Sudoers,
     /// sshd_config.d.
     Sshd,
+    /// A script of nft that makes our table.
+    Firewall,
     /// Anything else.
     Plain,
 }
@@ -298,6 +300,11 @@ pub enum GateKind {
         max_tokens: u32,
         /// Fewest completion tokens that count.
         min_tokens: u32,
+    },
+    /// Nothing that `fabric verify` finds of this node alone fails.
+    Fabric {
+        /// The cluster file that says what must be, as the tool that made this generation knew it.
+        cluster: serde_json::Value,
     },
 }
 

@@ -310,6 +310,9 @@ pub enum GateCheck {
         /// Fewest tokens that count.
         min_tokens: u32,
     },
+    /// What `sparklane fabric verify` finds of one node holds: limits, rails, packets of the whole MTU to every other node,
+    /// listeners, the engine's container. Nothing that compares nodes.
+    Fabric {},
 }
 
 /// Times of a lane, in seconds.

@@ -8,12 +8,16 @@ use std::fs;
 
 use sparklane_lane::catalog::Catalog;
 use sparklane_lane::generation::{GateKind, Generation};
-use sparklane_lane::render::render_all;
+use sparklane_lane::render::{FIREWALL, Rendered, render_all};
 
 /// Every generation of every lane on the cluster that it fits.
 fn generations(catalog: &Catalog) -> Vec<Generation> {
+    rendered(catalog).into_iter().map(|r| r.generation).collect()
+}
+
+fn rendered(catalog: &Catalog) -> Vec<Rendered> {
     let inputs = catalog.clusters.values().flat_map(|c| catalog.lanes_of(c));
-    inputs.flat_map(|i| render_all(i).unwrap()).map(|r| r.generation).collect()
+    inputs.flat_map(|i| render_all(i).unwrap()).collect()
 }
 
 #[test]
@@ -47,6 +51,16 @@ fn argv_and_env_are_golden() {
             assert_eq!(fs::read_to_string(&file).unwrap_or_default(), text, "{name}");
             expected.push(name);
         }
+    }
+    for rendered in rendered(&common::catalog()) {
+        let Some(text) = rendered.files.get(FIREWALL) else { continue };
+        let name = format!("{}-{}.firewall.nft", rendered.generation.lane, rendered.generation.role);
+        let file = folder.join(&name);
+        if bless {
+            fs::write(&file, text).unwrap();
+        }
+        assert_eq!(&fs::read_to_string(&file).unwrap_or_default(), text, "{name}");
+        expected.push(name);
     }
     let mut present: Vec<String> =
         fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();

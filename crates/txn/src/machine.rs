@@ -3,6 +3,8 @@
 //! The only durable truth is the journal. A process that dies forgets nothing that matters: [`Machine::recover`] reads
 //! the last record and goes to exactly the old or exactly the new generation, or, for a worker that has voted, asks the head.
 
+mod probation;
+
 use crate::effects::{Boot, Clock, Journal, Node, Order, Reply};
 use crate::plan::{Part, Step};
 use crate::record::{Record, State};
@@ -27,6 +29,8 @@ pub struct Machine<N, J, C> {
     /// Why the way forward is closed. The node waits a little for the coordinator's abort, so that all nodes go back
     /// together: the old lane's gates need every rank.
     failed: Option<String>,
+    /// The deadline that counts again once the coordinator is heard after a change of the network.
+    unheard: Option<Deadline>,
 }
 
 /// Seconds a node that failed waits for the coordinator before it goes back alone.
@@ -60,6 +64,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
             passed: Vec::new(),
             started: 0,
             failed: None,
+            unheard: None,
         }
     }
 
@@ -124,6 +129,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         if !self.state().is_final() && self.is_late() {
             self.tick()?;
         }
+        self.heard();
         match order {
             Order::Report => Ok(self.reply(true, None)),
             Order::Abort { why, together } => self.abort(why, *together),
@@ -152,7 +158,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         match self.state() {
             State::Gated | State::InDoubt if self.spec.asks_head() => self.ask(Boot::Same),
             _ => {
-                let why = self.failed.clone().unwrap_or_else(|| "the deadline passed without a commit".into());
+                let why = self.failed.clone().unwrap_or_else(|| self.why_late());
                 // The head stops first: one that did not has no worker that did. A worker cannot know.
                 if self.spec.asks_head() {
                     self.catch_up()?;
@@ -278,6 +284,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         if matches!(self.state(), State::Staged) {
             return Ok(self.reply(false, Some("not prepared".into())));
         }
+        let begin = self.done;
         while let Some(step) = self.plan.get(self.done).filter(|s| s.part() <= part).cloned() {
             self.started = self.started.max(self.done + 1);
             if let Err(fault) = self.append(Record::Switching { step: self.done }) {
@@ -296,6 +303,7 @@ impl<N: Node, J: Journal, C: Clock> Machine<N, J, C> {
         {
             return self.fail(fault);
         }
+        self.watch_network(begin);
         Ok(self.reply(true, None))
     }
 

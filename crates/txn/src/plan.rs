@@ -64,6 +64,8 @@ pub enum Refresh {
     Sysctl,
     /// `systemd-tmpfiles --create` of our files.
     Tmpfiles,
+    /// Our nftables table as the file says, or no table where there is no file.
+    Firewall,
 }
 
 /// The direction in which a refresh acts: after the files are new, or after they are old again.
@@ -298,6 +300,7 @@ fn changed_kinds(old: Option<&Generation>, new: &Generation, steps: &[Step]) -> 
             FileKind::Netplan => Some(Refresh::Network),
             FileKind::Sysctl => Some(Refresh::Sysctl),
             FileKind::Tmpfiles => Some(Refresh::Tmpfiles),
+            FileKind::Firewall => Some(Refresh::Firewall),
             FileKind::Limits | FileKind::Sudoers | FileKind::Sshd | FileKind::Plain => None,
         })
         .collect()

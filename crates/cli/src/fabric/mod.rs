@@ -1,6 +1,7 @@
 //! `sparklane fabric …`: the machines and the cable between them.
 
 mod bench;
+pub mod gate;
 mod judge;
 pub mod node;
 pub mod rank;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sparklane_engine::docker;
-use sparklane_fabric::facts::{Ask, Deployed, NodeFacts, collect};
+use sparklane_fabric::facts::{Ask, Deployed, Firewall, NodeFacts, collect};
 use sparklane_fabric::ping::Target;
 use sparklane_host::units::Systemd;
-use sparklane_host::{HostError, HostPaths, closure, fwupd, profile};
+use sparklane_host::{HostError, HostPaths, closure, firewall, fwupd, profile};
 use sparklane_lane::Generation;
+use sparklane_lane::render::FIREWALL;
 
 /// What to do beside reading.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -38,6 +39,15 @@ pub fn facts(paths: &HostPaths) -> Result<NodeFacts, HostError> {
     let version = env!("CARGO_PKG_VERSION");
     let found = collect(version, &request.targets, request.kmsg.as_deref(), &Here { paths, fwupd: request.firmware });
     found.map_err(|e| HostError::Refused(e.to_string()))
+}
+
+/// Collects what the gate `fabric` judges: no firmware, which is the same before and after a start.
+///
+/// # Errors
+/// When the kernel does not answer at all.
+pub fn own_facts(targets: &[Target]) -> Result<NodeFacts, String> {
+    let here = Here { paths: &HostPaths::system(), fwupd: false };
+    collect(env!("CARGO_PKG_VERSION"), targets, None, &here).map_err(|e| e.to_string())
 }
 
 /// Someone at a terminal, or nothing on stdin, wants facts alone.
@@ -82,7 +92,11 @@ impl Ask for Here<'_> {
         let current = profile::current(self.paths).map_err(|e| e.to_string())?;
         let Some(side) = current else { return Ok(None) };
         let generation = closure::generation(&self.paths.in_store(&side.path)).map_err(|e| e.to_string())?;
-        Ok(Some(deployed(&generation)))
+        let mut found = deployed(&generation);
+        if let Some(wanted) = &mut found.firewall {
+            wanted.trouble = firewall::trouble(self.paths, &generation);
+        }
+        Ok(Some(found))
     }
 }
 
@@ -98,6 +112,11 @@ pub fn deployed(generation: &Generation) -> Deployed {
         nccl: nccl.map(|(name, value)| (name.clone(), value.clone())).collect(),
         api: serves.then(|| (engine.api_host.clone(), engine.api_port)),
         ports: ports(&engine.argv, engine.ray.as_ref().map(|ray| ray.gcs.as_str())),
+        heartbeats: Some(generation.watchdog.port),
+        firewall: generation
+            .files
+            .contains_key(FIREWALL)
+            .then(|| Firewall { trouble: None, remedy: firewall::REMEDY.to_owned() }),
     }
 }
 

@@ -142,13 +142,15 @@ fn counts_before(check: Check, cluster: &Cluster) -> bool {
             cluster.host.rails.is_none()
         }
         Check::MemlockUnit | Check::MemlockLogin => !cluster.host.memlock,
+        // The table and what it guards are the generation's.
+        Check::Firewall => cluster.host.firewall.is_none(),
         Check::MemlockContainer | Check::GpuContainer | Check::Nccl | Check::Release => false,
         _ => true,
     }
 }
 
 /// Both rails of every other node.
-fn targets(cluster: &Cluster, node: &NodeName) -> Vec<Target> {
+pub fn targets(cluster: &Cluster, node: &NodeName) -> Vec<Target> {
     let Some(own) = cluster.nodes.get(node) else { return Vec::new() };
     let mtu = u16::try_from(mtu(cluster)).unwrap_or(u16::MAX);
     let to = |(peer, other): (&NodeName, &sparklane_lane::cluster::Node)| {

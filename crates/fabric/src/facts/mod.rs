@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 pub use files::{Files, Gid, Netdev, Pci, Rdma, System, read as read_files};
 pub use root::Root;
 
+use sparklane_lane::fabric::Transport;
+
 use crate::error::FabricError;
 use crate::ping::{Ping, Target};
 
@@ -47,7 +49,7 @@ pub struct Live {
     pub addresses: Vec<Address>,
     /// Routes of the main table (rtnetlink).
     pub routes: Vec<Route>,
-    /// TCP sockets that listen (sock_diag).
+    /// Sockets that anybody may write to (sock_diag): TCP that listens, UDP that is not connected.
     pub listeners: Vec<Listener>,
     /// systemd's `DefaultLimitMEMLOCK`; `None` when it could not be asked.
     pub unit_memlock: Option<Limit>,
@@ -91,10 +93,13 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
 }
 
-/// A TCP socket that listens.
+/// A socket that anybody may write to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
+    /// TCP, where a record does not say.
+    #[serde(default)]
+    pub protocol: Transport,
     /// The address it is bound to.
     pub address: IpAddr,
     /// The port.
@@ -165,6 +170,20 @@ pub struct Deployed {
     pub api: Option<(String, u16)>,
     /// Ports of the ranks' rendezvous or of Ray.
     pub ports: Vec<u16>,
+    /// UDP port of the supervisors' heartbeats.
+    pub heartbeats: Option<u16>,
+    /// The nftables table that the generation wants; `None` when it wants none.
+    pub firewall: Option<Firewall>,
+}
+
+/// A table of our own.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Firewall {
+    /// What is wrong with it; `None` when it stands as it was loaded.
+    pub trouble: Option<String>,
+    /// What mends that.
+    pub remedy: String,
 }
 
 /// What the collector needs others for: systemd, docker, the profile.
@@ -265,6 +284,7 @@ fn ask_docker(root: &Root, ask: &dyn Ask) -> Result<Docker, String> {
 }
 
 fn now() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "two machines are compared by it")]
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

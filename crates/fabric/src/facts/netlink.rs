@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};
 
+use sparklane_lane::fabric::Transport;
+
 use super::{Address, Route};
 use crate::error::FabricError;
 
@@ -21,16 +23,21 @@ const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const IPPROTO_TCP: u8 = 6;
+const IPPROTO_UDP: u8 = 17;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 /// `1 << TCP_LISTEN`.
 const LISTENING: u32 = 1 << 10;
+/// `1 << TCP_CLOSE`, which is what the kernel says of a UDP socket without a peer.
+const UNCONNECTED: u32 = 1 << 7;
 const MAIN_TABLE: u32 = 254;
 const UNICAST: u8 = 1;
 
-/// A listening socket.
+/// A socket that anybody may write to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Socket {
+    /// TCP or UDP.
+    pub protocol: Transport,
     /// Address.
     pub address: IpAddr,
     /// Port.
@@ -48,11 +55,11 @@ pub struct Found {
     pub addresses: Vec<Address>,
     /// Routes of the main table.
     pub routes: Vec<Route>,
-    /// Listening TCP sockets.
+    /// TCP sockets that listen, UDP sockets without a peer.
     pub sockets: Vec<Socket>,
 }
 
-/// Asks the kernel for addresses, routes of the main table, and listening TCP sockets.
+/// Asks the kernel for addresses, routes of the main table, TCP sockets that listen and UDP sockets without a peer.
 ///
 /// # Errors
 /// When a question is not answered to its end.
@@ -60,25 +67,32 @@ pub fn ask(names: &BTreeMap<u32, String>) -> Result<Found, FabricError> {
     let failed = |what| move |source| FabricError::Netlink { what, source };
     let addresses = dump(None, RTM_GETADDR, &[0; 8]).map_err(failed("addresses"))?;
     let routes = dump(None, RTM_GETROUTE, &[0; 12]).map_err(failed("routes"))?;
-    let sockets = |family| dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family));
-    let [four, six] = [AF_INET, AF_INET6].map(|family| sockets(family).map_err(failed("sockets")));
-    Ok(read(&addresses, &routes, &[&four?, &six?], names))
+    let mut sockets = Vec::new();
+    for (family, protocol) in [AF_INET, AF_INET6].into_iter().flat_map(|f| [(f, Transport::Tcp), (f, Transport::Udp)]) {
+        let found = dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family, protocol));
+        sockets.push((found.map_err(failed("sockets"))?, protocol));
+    }
+    Ok(read(&addresses, &routes, &sockets, names))
 }
 
-/// What the bytes of answers say: to the questions for addresses, for routes, and for sockets of each family.
+/// What the bytes of answers say: to the questions for addresses, for routes, and for sockets of each family and protocol.
 #[must_use]
-pub fn read(addresses: &[u8], routes: &[u8], sockets: &[&[u8]], names: &BTreeMap<u32, String>) -> Found {
+pub fn read(addresses: &[u8], routes: &[u8], sockets: &[(Vec<u8>, Transport)], names: &BTreeMap<u32, String>) -> Found {
     Found {
         addresses: self::addresses(addresses, names),
         routes: self::routes(routes, names),
-        sockets: sockets.iter().flat_map(|dump| self::sockets(dump)).collect(),
+        sockets: sockets.iter().flat_map(|(dump, protocol)| self::sockets(dump, *protocol)).collect(),
     }
 }
 
 /// `struct inet_diag_req_v2`: family, protocol, ext, pad, states, and a `struct inet_diag_sockid` of zeroes.
-fn diag_request(family: u8) -> Vec<u8> {
-    let mut body = vec![family, IPPROTO_TCP, 0, 0];
-    body.extend(LISTENING.to_ne_bytes());
+fn diag_request(family: u8, protocol: Transport) -> Vec<u8> {
+    let (number, states) = match protocol {
+        Transport::Tcp => (IPPROTO_TCP, LISTENING),
+        Transport::Udp => (IPPROTO_UDP, UNCONNECTED),
+    };
+    let mut body = vec![family, number, 0, 0];
+    body.extend(states.to_ne_bytes());
     body.extend([0; 48]);
     body
 }
@@ -216,7 +230,7 @@ fn next_hops(mut bytes: &[u8]) -> Vec<(u32, Option<IpAddr>)> {
 
 /// `struct inet_diag_msg`: family, state, timer, retrans, id (ports in network order, addresses of 16 bytes), expires,
 /// two queues, uid, inode.
-fn sockets(dump: &[u8]) -> Vec<Socket> {
+fn sockets(dump: &[u8], protocol: Transport) -> Vec<Socket> {
     let one = |body: &[u8]| {
         let address = match *body.first()? {
             AF_INET => ip(body.get(8..12)?)?,
@@ -224,7 +238,7 @@ fn sockets(dump: &[u8]) -> Vec<Socket> {
             _ => return None,
         };
         let port = u16::from_be_bytes(*body.get(4..)?.first_chunk()?);
-        Some(Socket { address, port, uid: u32_at(body, 64)?, inode: u32_at(body, 68)? })
+        Some(Socket { protocol, address, port, uid: u32_at(body, 64)?, inode: u32_at(body, 68)? })
     };
     messages(dump).filter(|(kind, _)| *kind == SOCK_DIAG_BY_FAMILY).filter_map(|(_, body)| one(body)).collect()
 }
@@ -262,8 +276,21 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let Found { addresses, sockets, .. } = ask(&names()).unwrap();
         assert!(addresses.iter().any(|a| a.netdev == "lo" && a.address.to_string() == "127.0.0.1"), "{addresses:?}");
-        let ours = sockets.iter().find(|s| s.port == port).unwrap();
+        let ours = sockets.iter().find(|s| s.port == port && s.protocol == Transport::Tcp).unwrap();
         assert!(ours.address.is_loopback() && ours.inode != 0, "{ours:?}");
+    }
+
+    #[test]
+    fn a_udp_socket_is_seen_until_it_has_a_peer() {
+        let here = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = here.local_addr().unwrap().port();
+        let seen = || {
+            let Found { sockets, .. } = ask(&names()).unwrap();
+            sockets.iter().any(|s| s.port == port && s.protocol == Transport::Udp && s.address.is_loopback())
+        };
+        assert!(seen());
+        here.connect("127.0.0.1:9").unwrap();
+        assert!(!seen());
     }
 
     #[test]
@@ -290,9 +317,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_make_it_panic_or_loop(bytes in proptest::collection::vec(any::<u8>(), 0..400), kind in 18_u16..28) {
-            let _ = (addresses(&bytes, &names()), routes(&bytes, &names()), sockets(&bytes), next_hops(&bytes));
+            let _ = (addresses(&bytes, &names()), routes(&bytes, &names()), sockets(&bytes, Transport::Udp), next_hops(&bytes));
             let framed = message(kind, &bytes);
-            let _ = (addresses(&framed, &names()), routes(&framed, &names()), sockets(&framed));
+            let _ = (addresses(&framed, &names()), routes(&framed, &names()), sockets(&framed, Transport::Tcp));
         }
     }
 }

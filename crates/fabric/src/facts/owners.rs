@@ -25,6 +25,7 @@ pub fn of(root: &Root, sockets: Vec<Socket>) -> Vec<Listener> {
     let named = |(at, socket): (usize, Socket)| {
         let pid = owners.get(&at);
         Listener {
+            protocol: socket.protocol,
             address: socket.address,
             port: socket.port,
             uid: socket.uid,
@@ -33,7 +34,7 @@ pub fn of(root: &Root, sockets: Vec<Socket>) -> Vec<Listener> {
         }
     };
     let mut all: Vec<Listener> = sockets.into_iter().enumerate().map(named).collect();
-    all.sort_by_key(|l| (l.port, l.address));
+    all.sort_by_key(|l| (l.protocol, l.port, l.address));
     all
 }
 

@@ -26,7 +26,7 @@ pub fn cluster() -> Value {
         "name": "sparks", "description": "two DGX Sparks", "defaultLane": "ray-0731", "buildSystem": "x86_64-linux",
         "ssh": {"user": "operator"}, "trustedKey": null,
         "nodes": {"head": node("head", 0, 1), "worker": node("worker", 1, 2)},
-        "host": {"rails": {"mtu": 9000}, "memlock": true},
+        "host": {"rails": {"mtu": 9000}, "memlock": true, "firewall": {}},
     })
 }
 
@@ -237,6 +237,7 @@ fn live(last: u32) -> Value {
         |netdev: &str, address: String, prefix: u8| json!({"netdev": netdev, "address": address, "prefix": prefix});
     let container = "c".repeat(64);
     let listener = |address: &str, port: u16, process: &str, container: Option<&String>| json!({"address": address, "port": port, "uid": 0, "process": process, "container": container});
+    let udp = |address: &str, port: u16, process: &str| json!({"protocol": "udp", "address": address, "port": port, "uid": 0, "process": process, "container": null});
     json!({
         "addresses": [
             address("lo", "127.0.0.1".into(), 8),
@@ -255,6 +256,12 @@ fn live(last: u32) -> Value {
             listener("127.0.0.1", 8000, "vllm", Some(&container)),
             listener(&format!("10.0.0.{last}"), 6379, "gcs_server", Some(&container)),
             listener(&format!("10.0.0.{last}"), 40123, "python", Some(&container)),
+            udp(&format!("10.0.0.{last}"), 25010, "sparklane"),
+            udp(&format!("10.0.1.{last}"), 25010, "sparklane"),
+            udp("127.0.0.53", 53, "systemd-resolve"),
+            udp("0.0.0.0", 5353, "avahi-daemon"),
+            udp("::", 51234, "avahi-daemon"),
+            udp(&format!("192.168.1.1{last}"), 68, "NetworkManager"),
         ],
         "unitMemlock": {"bytes": null},
         "login": {"via": "sshd", "memlock": {"bytes": null}},
@@ -265,6 +272,7 @@ fn live(last: u32) -> Value {
         "firmware": {"UEFI Device Firmware 11111111": "0x0200980f", "UEFI Device Firmware 22222222": "0x00000516"},
         "generation": {
             "lane": "ray-0731", "image": "sha256:1", "weights": "w1", "api": ["127.0.0.1", 8000], "ports": [6379],
+            "heartbeats": 25010, "firewall": {"trouble": null, "remedy": "systemctl start sparklane-firewall"},
             "nccl": {"NCCL_IB_HCA": "rocep1s0f0,roceP2p1s0f0", "NCCL_SOCKET_IFNAME": "enp1s0f0np0", "NCCL_NET": "IB"},
         },
         "unixMillis": 1_000_000_140_u64,

@@ -1,4 +1,5 @@
 //! Heartbeats and what a supervisor leaves on disk: strangers' datagrams are refused, what is sealed comes back.
+
 use sparklane_engine::pair::Beat;
 use sparklane_engine::pair::beat::{MAX_DATAGRAM, open, seal};
 use sparklane_engine::pair::keys::Key;

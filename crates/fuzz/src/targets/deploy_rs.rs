@@ -1,4 +1,5 @@
 //! The command line of deploy-rs' `activate-rs`, a word a line.
+
 use sparklane_txn::Goal;
 use sparklane_txn::deploy_rs::{Call, Profile, parse};
 

@@ -1,4 +1,5 @@
 //! The ELF reader: bytes and file say the same, whatever they are.
+
 use sparklane_oci::elf;
 
 /// One input.

@@ -1,4 +1,5 @@
 //! What engine, kernel, Ray, systemd and docker say, as text or JSON.
+
 use sparklane_engine::memory::{gate::Memory, kmsg};
 use sparklane_engine::phase::PhaseTracker;
 use sparklane_engine::redact::{Redacted, Redactor};

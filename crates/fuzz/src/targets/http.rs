@@ -1,4 +1,5 @@
 //! The small HTTP client: what is an answer stays one however its bytes arrive.
+
 use sparklane_engine::http::{MAX_BYTES, Url, parse};
 
 /// One input.

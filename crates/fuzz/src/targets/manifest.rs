@@ -1,4 +1,5 @@
 //! Documents of registries and of docker: manifests, indexes, configs, tree indexes, specs. The first byte chooses.
+
 use sparklane_oci::base::TreeIndex;
 use sparklane_oci::compose::Spec;
 use sparklane_oci::compose::raw::RawObject;

@@ -1,4 +1,5 @@
 //! NCCL's logs and bandwidth tables, truncated and mixed as they come.
+
 use sparklane_fabric::{bench, nccl};
 
 /// One input.

@@ -1,4 +1,5 @@
 //! Names of images and what registries say in heads: references, challenges, ranges, credentials.
+
 use sparklane_oci::Reference;
 use sparklane_oci::registry::range::{ContentRange, first_range};
 use sparklane_oci::registry::{Credentials, challenge};

@@ -1,4 +1,5 @@
 //! Headers of safetensors files and their index: what is accepted adds up.
+
 use std::collections::BTreeSet;
 
 use sparklane_weights::safetensors::{check_header, header_len, judge, shards};

@@ -1,4 +1,5 @@
 //! Facts of a machine: files of sysfs and proc with text of the fuzzer's choice, the kernel's log, and the record of the rest.
+
 use sparklane_fabric::checks::{Asked, Input, judge};
 use sparklane_fabric::facts::{NodeFacts, RECORD, Root, kmsg, login, recorded};
 use sparklane_fabric::table;

@@ -1,4 +1,5 @@
 //! Layers of others, plain or gzip: no path leaves the root, both readers agree on the identity, the index comes back.
+
 use crate::input::stays_below;
 use sparklane_oci::base::scan::{self, Act, Keep};
 use sparklane_oci::base::{TreeIndex, tree};

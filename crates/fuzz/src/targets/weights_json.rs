@@ -1,4 +1,5 @@
 //! Documents about weights: the hub's answer, our manifest, proofs and requests.
+
 use sparklane_lane::WeightsManifest;
 use sparklane_lane::weights::WeightsFile;
 use sparklane_weights::hub::api;

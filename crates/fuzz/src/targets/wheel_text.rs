@@ -1,4 +1,5 @@
 //! The texts of a wheel and of a lock: RECORD, entry points, METADATA, WHEEL, file name, lock.
+
 use sparklane_oci::base::facts;
 use sparklane_oci::wheel::metadata::{About, Metadata};
 use sparklane_oci::wheel::name::FileName;

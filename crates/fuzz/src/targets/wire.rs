@@ -1,4 +1,5 @@
 //! What the ends of a transfer of weights say: what is understood is said again in the same bytes.
+
 use sparklane_weights::buffer::EXTENT;
 use sparklane_weights::transfer::Key;
 use sparklane_weights::transfer::rail::Rail;

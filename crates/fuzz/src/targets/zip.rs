@@ -1,4 +1,5 @@
 //! The zip reader of wheels, on any bytes: names stay below, members lie apart, bytes are those that were promised.
+
 use crate::input::{file, stays_below};
 use sparklane_oci::wheel::zip::Archive;
 

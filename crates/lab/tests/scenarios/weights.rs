@@ -288,10 +288,10 @@ fn a_transfer_outlives_a_rail_and_without_any_it_ends_and_keeps_what_it_has() {
 }
 
 /// A third machine on both rails, in a cluster file of its own: here the control machine, which is on no rail usually.
-struct Third<'a>(&'a Rig);
+pub struct Third<'a>(&'a Rig);
 
 impl<'a> Third<'a> {
-    fn join(rig: &'a Rig) -> Self {
+    pub fn join(rig: &'a Rig) -> Self {
         let batch: String = ["rail1", "rail2"]
             .iter()
             .map(|rail| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::{Input, STATE};
+use super::{Input, STATE, firewall};
 use crate::cluster::{Host, Node, Rails};
 use crate::generation::{Engine, FileKind};
 
@@ -37,8 +37,13 @@ pub(super) fn render(input: Input<'_>, node: &Node, engine: &Engine) -> BTreeMap
         files.insert(path.to_owned(), Rendered { content: format!("{MADE_BY}{body}"), mode, kind });
     };
     if host.unit {
-        add(ENGINE_UNIT, 0o644, FileKind::Unit, engine_unit(input.lane.budgets.start_secs, engine.stop_secs));
+        let unit = engine_unit(input.lane.budgets.start_secs, engine.stop_secs, host.firewall.is_some());
+        add(ENGINE_UNIT, 0o644, FileKind::Unit, unit);
         add(DROP_IN, 0o644, FileKind::Unit, "[Unit]\nWants=sparklane-engine.service\n".to_owned());
+    }
+    if let Some(wanted) = &host.firewall {
+        add(firewall::FIREWALL, 0o644, FileKind::Firewall, firewall::script(input, node, wanted));
+        add(firewall::FIREWALL_UNIT, 0o644, FileKind::Unit, firewall::UNIT.to_owned());
     }
     if host.tmpfiles {
         add(TMPFILES, 0o644, FileKind::Tmpfiles, tmpfiles());
@@ -66,11 +71,17 @@ const STOP_SLACK_SECS: u32 = 20;
 /// Seconds that systemd waits beyond the lane's budget: the supervisor's own word comes first and says more.
 const START_SLACK_SECS: u32 = 15;
 
+/// Seconds of a supervisor's silence after which systemd ends it: more than the 180 that a hung journald has, as a supervisor
+/// that cannot write its log for so long is not what hangs.
+const WATCHDOG_SECS: u32 = 300;
+
 // Without the default dependencies no target waits for the engine: a head that waits for a node which is off for a night
 // must not keep its machine from having booted.
-fn engine_unit(start_secs: u32, stop_secs: u32) -> String {
+fn engine_unit(start_secs: u32, stop_secs: u32, firewall: bool) -> String {
     let stop = stop_secs.saturating_add(STOP_SLACK_SECS);
     let start = start_secs.saturating_add(START_SLACK_SECS);
+    let firewall =
+        if firewall { "Requires=sparklane-firewall.service\nAfter=sparklane-firewall.service\n" } else { "" };
     format!(
         "\
 [Unit]
@@ -80,7 +91,7 @@ Conflicts=shutdown.target
 Before=shutdown.target
 Requires=sysinit.target
 Requires=sparklane-resolve.service
-After=sysinit.target basic.target
+{firewall}After=sysinit.target basic.target
 After=sparklane-resolve.service docker.service network-online.target
 Wants=network-online.target
 RequiresMountsFor=/nix {STATE}
@@ -97,6 +108,8 @@ RestartSec=1
 RestartPreventExitStatus=78 79
 TimeoutStartSec={start}
 TimeoutStopSec={stop}
+WatchdogSec={WATCHDOG_SECS}
+WatchdogSignal=SIGKILL
 KillMode=mixed
 {HARDENING}"
     )
@@ -106,9 +119,12 @@ KillMode=mixed
 // CAP_SYSLOG is for the last: an out-of-memory kill is told apart there.
 const HARDENING: &str = "\
 CapabilityBoundingSet=CAP_SYSLOG
+DeviceAllow=/dev/kmsg r
+DevicePolicy=closed
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
 NoNewPrivileges=yes
+PrivateMounts=yes
 PrivateTmp=yes
 ProtectClock=yes
 ProtectControlGroups=yes

@@ -3,6 +3,7 @@
 mod argv;
 mod env;
 mod files;
+mod firewall;
 mod ray;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::weights::WeightsManifest;
 pub use argv::flags_of;
 pub use env::{CACHE_KINDS, RAY_ENV, SET_BY_TOOL};
 pub use files::{DROP_IN, ENGINE_UNIT, Rendered as FileContent};
+pub use firewall::{FIREWALL, FIREWALL_UNIT, TABLE};
 pub use ray::{ACTOR_PORTS, NEXT_PORTS, OTHER_PORTS};
 
 /// Folder of everything a node keeps.
@@ -104,7 +106,7 @@ pub fn render(input: Input<'_>, name: &NodeName) -> Result<Rendered, RenderError
         image: image_of(input),
         weights: input.weights.map(weights),
         engine,
-        gates: lane.gates.iter().map(|g| gate(lane, g)).collect(),
+        gates: lane.gates.iter().map(|g| gate(input, g)).collect::<Result<_, _>>()?,
         files: files.iter().map(|(path, file)| (path.clone(), managed(file))).collect(),
         budgets: Budgets {
             start_secs: lane.budgets.start_secs,
@@ -233,7 +235,7 @@ fn managed(file: &FileContent) -> ManagedFile {
     ManagedFile { mode: file.mode, sha256: sha256_hex(file.content.as_bytes()), kind: file.kind }
 }
 
-fn gate(lane: &Lane, gate: &LaneGate) -> Gate {
+fn gate(Input { cluster, lane, .. }: Input<'_>, gate: &LaneGate) -> Result<Gate, RenderError> {
     // Gates run on the head itself; an API on all addresses answers on loopback too.
     let host = if lane.api.host == "0.0.0.0" { "127.0.0.1" } else { &lane.api.host };
     let base = format!("http://{host}:{}", lane.api.port);
@@ -243,12 +245,15 @@ fn gate(lane: &Lane, gate: &LaneGate) -> Gate {
         GateCheck::Tokens { prompt, max_tokens, min_tokens } => {
             GateKind::Tokens { url: base, model: lane.model.served_name.clone(), prompt, max_tokens, min_tokens }
         }
+        GateCheck::Fabric {} => GateKind::Fabric {
+            cluster: serde_json::to_value(cluster).map_err(|error| RenderError::Json(error.to_string()))?,
+        },
     };
-    Gate {
+    Ok(Gate {
         name: gate.name.clone(),
         scope: gate.scope,
         budget_secs: gate.budget_secs,
         interval_secs: gate.interval_secs,
         kind,
-    }
+    })
 }

@@ -15,7 +15,9 @@ pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
     rdma_is_everywhere,
     releases_are_kept,
     key_is_a_key,
+    host_keys_are_keys,
     listeners_can_be_met,
+    firewall_is_loadable,
 ];
 
 /// They become arguments of ssh, which would take one with a leading dash as an option.
@@ -128,6 +130,31 @@ fn listeners_can_be_met(cluster: &Cluster) -> Vec<Problem> {
     problems
 }
 
+/// What stands there becomes part of a script for nft.
+fn firewall_is_loadable(cluster: &Cluster) -> Vec<Problem> {
+    let Some(firewall) = &cluster.host.firewall else { return Vec::new() };
+    let mut problems = Vec::new();
+    if !cluster.host.unit {
+        problems.push(Problem::error("host.firewall", "needs host.unit: the engine's unit loads it before a start"));
+    }
+    for (n, network) in firewall.api_from.iter().enumerate().filter(|(_, network)| !is_network(network)) {
+        problems.push(Problem::error(format!("host.firewall.apiFrom[{n}]"), format!("{network:?} is no network")));
+    }
+    problems
+}
+
+/// `ADDRESS` or `ADDRESS/PREFIX`.
+fn is_network(text: &str) -> bool {
+    let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
+    let most = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    let digits = |p: &str| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit());
+    prefix.is_none_or(|p| digits(p) && p.parse::<u8>().is_ok_and(|p| p <= most))
+}
+
 fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
     let bad = cluster
         .trusted_key
@@ -137,6 +164,19 @@ fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
         return Vec::new();
     }
     vec![Problem::error("trustedKey", "is not a Nix public key (name:base64)")]
+}
+
+/// They become lines of a `known_hosts` file.
+fn host_keys_are_keys(cluster: &Cluster) -> Vec<Problem> {
+    let plain = |word: &str| word.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=-@.".contains(&b));
+    let good =
+        |key: &str| key.split_once(' ').is_some_and(|(kind, body)| body.len() > 40 && plain(kind) && plain(body));
+    let all = cluster.nodes.iter().flat_map(|(name, node)| node.host_keys.iter().enumerate().map(move |k| (name, k)));
+    let bad = all.filter(|(_, (_, key))| !good(key));
+    bad.map(|(name, (n, key))| {
+        Problem::error(format!("nodes.{name}.hostKeys[{n}]"), format!("{key:?} is no public key (type base64)"))
+    })
+    .collect()
 }
 
 fn rails(cluster: &Cluster) -> impl Iterator<Item = (String, &Rail)> {
@@ -155,8 +195,8 @@ fn subnet(rail: &Rail) -> Option<(u32, u8)> {
 #[cfg(test)]
 mod tests {
     use super::super::{check_cluster, fixture};
-    use crate::cluster::{Cluster, Node};
-    use crate::fabric::AllowedListener;
+    use crate::cluster::{Cluster, Firewall, Node};
+    use crate::fabric::{AllowedListener, Transport};
     use crate::ids::Role;
     use crate::problem::Severity;
 
@@ -205,6 +245,7 @@ mod tests {
             found(|c| {
                 c.fabric.listeners = vec![AllowedListener {
                     port: 1,
+                    protocol: Transport::Tcp,
                     address: address.map(Into::into),
                     process: process.map(Into::into),
                     reason: "x".into(),
@@ -219,8 +260,36 @@ mod tests {
     }
 
     #[test]
+    fn firewall() {
+        let with = |from: &[&str]| {
+            found(|c| {
+                let api_from = from.iter().map(|f| (*f).to_owned()).collect();
+                c.host.firewall = Some(Firewall { api_from });
+            })
+        };
+        assert_eq!(with(&["192.168.1.0/24", "10.0.0.7", "fd00::/8", "::1"]), [""; 0]);
+        assert_eq!(with(&["10.0.0.0/33"]), ["host.firewall.apiFrom[0]"]);
+        for bad in ["", "/", "10.0.0.1/", "10.0.0.1/+8", "10.0.0.1 } accept", "eth0", "fd00::/129"] {
+            assert_eq!(with(&["10.0.0.1", bad]), ["host.firewall.apiFrom[1]"], "{bad}");
+        }
+        let without_unit = |c: &mut Cluster| {
+            c.host.firewall = Some(Firewall::default());
+            c.host.unit = false;
+        };
+        assert_eq!(found(without_unit), ["host.firewall"]);
+    }
+
+    #[test]
     fn the_rest() {
         assert_eq!(found(|c| c.keep_releases = 1), ["keepReleases"]);
         assert_eq!(found(|c| c.trusted_key = Some("x".into())), ["trustedKey"]);
+        let key = format!("ssh-ed25519 AAAA{}", "b".repeat(64));
+        let keys = |keys: &[&str]| keys.iter().map(|k| (*k).to_owned()).collect::<Vec<_>>();
+        assert_eq!(found(|c| node(c, "head").host_keys = keys(&[&key])), [""; 0]);
+        let evil = format!("{key}\n* {key}");
+        assert_eq!(
+            found(|c| node(c, "head").host_keys = keys(&["ssh-ed25519", &key, &evil])),
+            ["nodes.head.hostKeys[0]", "nodes.head.hostKeys[2]"]
+        );
     }
 }

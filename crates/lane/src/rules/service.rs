@@ -101,7 +101,10 @@ pub(super) fn gates_make_sense(input: &Input<'_>) -> Vec<Problem> {
         if gates[..n].iter().any(|g| g.name == gate.name) {
             problems.push(Problem::error(format!("{at}.name"), format!("{:?} is used twice", gate.name)));
         }
-        let asks_api = !matches!(gate.check, GateCheck::Unit { .. });
+        let asks_api = matches!(gate.check, GateCheck::Http { .. } | GateCheck::Tokens { .. });
+        if matches!(gate.check, GateCheck::Fabric {}) && gate.scope == GateScope::Cluster {
+            problems.push(Problem::error(format!("{at}.scope"), "is cluster, but each node looks at itself"));
+        }
         if asks_api && gate.scope == GateScope::Node {
             problems.push(Problem::error(format!("{at}.scope"), "is node, but only the head has the API"));
         }
