@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
 use sparklane_fabric::facts::{NodeFacts, Root};
@@ -50,7 +51,7 @@ pub struct Machine {
 pub struct Nix {
     /// Programs that neither ssh nor sudo would find, and where they are, when they are.
     pub hidden: BTreeMap<String, Option<String>>,
-    /// True when the daemon's socket is there.
+    /// True when somebody listens at the daemon's socket.
     pub socket: bool,
     /// True when systemd has a unit for that socket.
     pub unit: bool,
@@ -144,7 +145,7 @@ fn nix(root: &Root) -> Nix {
     let door = std::fs::metadata(root.path(DOOR)).ok();
     Nix {
         hidden: hidden.map(|name| (name.to_owned(), place(name).map(|path| format!("/{path}")))).collect(),
-        socket: root.path(DOOR).join("socket").exists(),
+        socket: UnixStream::connect(root.path(DOOR).join("socket")).is_ok(),
         unit: UNITS.iter().any(|dir| root.path(dir).join(UNIT).exists()),
         half: half_installed(&root.text("var/lib/dpkg/status").unwrap_or_default()),
         group: door.filter(|d| d.mode() & 0o001 == 0).and_then(|d| group_name(root, d.gid())),
@@ -257,10 +258,13 @@ mod tests {
             ("nix/var/nix/profiles/default/bin/nix", ""),
             ("nix/var/nix/profiles/default/bin/nix-store", ""),
             ("usr/local/bin/nix-store", ""),
-            ("nix/var/nix/daemon-socket/socket", ""),
+            ("nix/var/nix/daemon-socket/x", ""),
             ("var/lib/dpkg/updates/0001", ""),
             ("usr/lib/systemd/system/nix-daemon.socket", ""),
         ]);
+        let door = root.path("nix/var/nix/daemon-socket/socket");
+        assert!(!read(&root, "op").nix.socket);
+        let _listens = std::os::unix::net::UnixListener::bind(door).unwrap();
         let machine = read(&root, "op");
         let nix = "/nix/var/nix/profiles/default/bin/nix".to_owned();
         assert_eq!(machine.nix.hidden.get("nix"), Some(&Some(nix)));

@@ -117,7 +117,11 @@ impl Action {
                 };
                 links.iter().map(link).collect()
             }
-            Self::StartDaemon => vec![order(&["systemctl", "enable", "--now", "nix-daemon.socket"])],
+            // Debian's package starts the service first, beside which its socket refuses to start.
+            Self::StartDaemon => vec![
+                order(&["systemctl", "stop", "nix-daemon.service"]),
+                order(&["systemctl", "enable", "--now", "nix-daemon.socket"]),
+            ],
             Self::JoinGroup { user, group } => vec![order(&["usermod", "--append", "--groups", group, user])],
             Self::TrustKey { key } => vec![order(&["sh", "-c", TRUST, "sh", key])],
         }
