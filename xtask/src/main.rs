@@ -1,7 +1,8 @@
-//! Developer tasks: `cargo xtask prebuilt | rehearse | test | bench`.
+//! Developer tasks: `cargo xtask prebuilt | rehearse | test | bench | fuzz`.
 
 mod bench;
 mod cross;
+mod fuzz;
 mod hf_client;
 mod packages;
 mod prebuilt;
@@ -32,6 +33,8 @@ enum Task {
     Test(test::Args),
     /// Figures beside those of other tools. No part of `test`.
     Bench(bench::Args),
+    /// Look for inputs that break a parser, by libFuzzer (needs g++). `test` only runs the known ones.
+    Fuzz(fuzz::Args),
     /// Fill a folder with the wheels of a lock, by pip; every file's hash is checked.
     Wheelhouse(wheelhouse::Args),
 }
@@ -42,6 +45,7 @@ fn main() -> miette::Result<ExitCode> {
         Task::Rehearse(args) => rehearse::run(&args),
         Task::Test(args) => test::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Wheelhouse(args) => wheelhouse::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }

@@ -102,7 +102,9 @@ impl Log {
     pub fn bandwidth(&self) -> Option<f64> {
         let mean = || {
             let count = u32::try_from(self.rows.len()).ok().filter(|n| *n > 0)?;
-            Some(self.rows.iter().map(|r| r.gb_per_sec).sum::<f64>() / f64::from(count))
+            let sum: f64 = self.rows.iter().map(|r| r.gb_per_sec).sum();
+            // A table of nonsense may add up to infinity, which JSON cannot hold.
+            Some((sum / f64::from(count)).min(f64::MAX))
         };
         self.average.or_else(mean)
     }

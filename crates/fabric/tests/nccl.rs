@@ -132,6 +132,12 @@ fn normal_lines_of_a_gb10_are_no_finding() {
     assert_eq!((verdict.finding, log.warnings.len()), (Finding::Good, 0));
 }
 
+#[test]
+fn a_table_of_nonsense_has_a_figure_that_json_can_hold() {
+    let log = parse("1 2 3 1e308\n2 2 3 1e308\n3 2 3 1e308\n");
+    assert_eq!((log.rows.len(), log.bandwidth()), (3, Some(f64::MAX)));
+}
+
 proptest! {
     #[test]
     fn no_text_makes_it_panic(text in "\\PC{0,300}") {

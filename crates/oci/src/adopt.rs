@@ -15,6 +15,7 @@ use crate::error::OciError;
 use crate::layout::Layout;
 use crate::manifest::{Config, DOCUMENT_MAX, Descriptor, Document, Manifest, Platform, check_digest};
 use crate::media;
+use crate::tarball;
 
 /// Most files of a saved image: layers, configs and names of some hundred layers.
 const FILES_MAX: usize = 10_000;
@@ -69,8 +70,7 @@ fn odd(why: impl Into<String>) -> OciError {
 fn unpack(layout: &Layout, stream: impl Read) -> Result<Saved, OciError> {
     let broken = |e: std::io::Error| odd(format!("it is no whole tar: {e}"));
     let mut saved = Saved::default();
-    for entry in tar::Archive::new(stream).entries().map_err(broken)? {
-        let mut entry = entry.map_err(broken)?;
+    tarball::each(stream, broken, |entry| {
         if saved.blobs.len() + saved.links.len() >= FILES_MAX {
             return Err(odd(format!("it has more than {FILES_MAX} files")));
         }
@@ -79,7 +79,7 @@ fn unpack(layout: &Layout, stream: impl Read) -> Result<Saved, OciError> {
         match entry.header().entry_type() {
             tar::EntryType::Regular => {
                 let mut writer = layout.blob_writer()?;
-                copy(&mut entry, &mut writer).map_err(OciError::io("copy to", layout.root()))?;
+                copy(entry, &mut writer).map_err(OciError::io("copy to", layout.root()))?;
                 saved.blobs.insert(path, writer.finish()?);
             }
             tar::EntryType::Symlink | tar::EntryType::Link => {
@@ -89,7 +89,8 @@ fn unpack(layout: &Layout, stream: impl Read) -> Result<Saved, OciError> {
             }
             _ => {}
         }
-    }
+        Ok(())
+    })?;
     Ok(saved)
 }
 

@@ -115,9 +115,9 @@ impl Docker {
     /// docker's.
     pub async fn inspect(&self, name: &str) -> Result<Option<Stored>, OciError> {
         match self.api.inspect_image(name).await {
-            Ok(found) => {
-                read(found).map(Some).map_err(|why| OciError::document(format!("image {name} in docker"), why))
-            }
+            Ok(found) => Stored::try_from(found)
+                .map(Some)
+                .map_err(|why| OciError::document(format!("image {name} in docker"), why)),
             Err(error) if is_missing(&error) => Ok(None),
             Err(error) => Err(self.failed("look at an image")(error)),
         }
@@ -224,16 +224,20 @@ fn is_missing(error: &Error) -> bool {
     matches!(error, Error::DockerResponseServerError { status_code: 404, .. })
 }
 
-fn read(found: ImageInspect) -> Result<Stored, String> {
-    let digest = |text: &str| text.parse::<Digest>().map_err(|e| e.to_string());
-    let layers = found.root_fs.and_then(|r| r.layers).unwrap_or_default();
-    Ok(Stored {
-        id: digest(&found.id.unwrap_or_default())?,
-        repo_digests: found.repo_digests.unwrap_or_default(),
-        tags: found.repo_tags.unwrap_or_default(),
-        diff_ids: layers.iter().map(|l| digest(l)).collect::<Result<_, _>>()?,
-        size: found.size.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
-    })
+impl TryFrom<ImageInspect> for Stored {
+    type Error = String;
+
+    fn try_from(found: ImageInspect) -> Result<Self, String> {
+        let digest = |text: &str| text.parse::<Digest>().map_err(|e| e.to_string());
+        let layers = found.root_fs.and_then(|r| r.layers).unwrap_or_default();
+        Ok(Self {
+            id: digest(&found.id.unwrap_or_default())?,
+            repo_digests: found.repo_digests.unwrap_or_default(),
+            tags: found.repo_tags.unwrap_or_default(),
+            diff_ids: layers.iter().map(|l| digest(l)).collect::<Result<_, _>>()?,
+            size: found.size.and_then(|n| u64::try_from(n).ok()).unwrap_or(0),
+        })
+    }
 }
 
 /// How many of an image's lowest layers some image of the store has in the same order: those are not unpacked again.

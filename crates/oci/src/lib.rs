@@ -26,6 +26,7 @@ pub mod reference;
 pub mod registry;
 pub mod serve;
 pub mod source;
+mod tarball;
 pub mod verify;
 pub mod wheel;
 

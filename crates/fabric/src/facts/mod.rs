@@ -2,7 +2,7 @@
 
 mod files;
 pub mod kmsg;
-mod login;
+pub mod login;
 pub mod netlink;
 mod owners;
 mod root;

@@ -70,9 +70,19 @@ pub fn ask(names: &BTreeMap<u32, String>) -> Result<Found, FabricError> {
     let mut sockets = Vec::new();
     for (family, protocol) in [AF_INET, AF_INET6].into_iter().flat_map(|f| [(f, Transport::Tcp), (f, Transport::Udp)]) {
         let found = dump(Some(netlink::SOCK_DIAG), SOCK_DIAG_BY_FAMILY, &diag_request(family, protocol));
-        sockets.extend(self::sockets(&found.map_err(failed("sockets"))?, protocol));
+        sockets.push((found.map_err(failed("sockets"))?, protocol));
     }
-    Ok(Found { addresses: self::addresses(&addresses, names), routes: self::routes(&routes, names), sockets })
+    Ok(read(&addresses, &routes, &sockets, names))
+}
+
+/// What the bytes of answers say: to the questions for addresses, for routes, and for sockets of each family and protocol.
+#[must_use]
+pub fn read(addresses: &[u8], routes: &[u8], sockets: &[(Vec<u8>, Transport)], names: &BTreeMap<u32, String>) -> Found {
+    Found {
+        addresses: self::addresses(addresses, names),
+        routes: self::routes(routes, names),
+        sockets: sockets.iter().flat_map(|(dump, protocol)| self::sockets(dump, *protocol)).collect(),
+    }
 }
 
 /// `struct inet_diag_req_v2`: family, protocol, ext, pad, states, and a `struct inet_diag_sockid` of zeroes.

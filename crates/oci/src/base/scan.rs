@@ -19,6 +19,7 @@ use crate::error::OciError;
 use crate::layout::{Layout, write_atomic};
 use crate::manifest::Manifest;
 use crate::media::Compression;
+use crate::tarball;
 
 /// More entries than any image has.
 const ENTRIES_MAX: usize = 4_000_000;
@@ -170,18 +171,16 @@ pub fn layer(blob: impl Read, keep: &Keep) -> Result<LayerScan, String> {
 }
 
 fn tar(stream: impl Read, keep: &Keep) -> Result<LayerScan, String> {
-    let mut archive = tar::Archive::new(Hashing { inner: stream, sum: Sha256::new() });
     let mut rows = Vec::new();
-    for entry in archive.entries().map_err(|e| e.to_string())? {
-        let mut entry = entry.map_err(|e| e.to_string())?;
-        if let Some(row) = row(&mut entry, keep)? {
-            rows.push(row);
-        }
-        if rows.len() > ENTRIES_MAX {
-            return Err(format!("it has more than {ENTRIES_MAX} entries"));
-        }
-    }
-    let mut rest = archive.into_inner();
+    let stream = Hashing { inner: stream, sum: Sha256::new() };
+    let mut rest = tarball::each(
+        stream,
+        |e| e.to_string(),
+        |entry| {
+            rows.extend(row(entry, keep)?);
+            if rows.len() > ENTRIES_MAX { Err(format!("it has more than {ENTRIES_MAX} entries")) } else { Ok(()) }
+        },
+    )?;
     // What follows the end mark belongs to the diff_id as well.
     std::io::copy(&mut rest, &mut std::io::sink()).map_err(|e| e.to_string())?;
     Ok(LayerScan { rows, diff_id: Digest::from_sha256(&rest.sum.finalize().into()) })
@@ -239,7 +238,7 @@ fn act<R: Read>(entry: &mut tar::Entry<'_, R>, path: &str, keep: &Keep) -> Resul
     } else if kind.is_hard_link() {
         let target = plain(&link()?)?.ok_or_else(|| format!("{path:?}: a link to the root"))?;
         Ok(Act::Hardlink(target))
-    } else if kind.is_file() || kind.is_contiguous() || kind.is_gnu_sparse() {
+    } else if kind.is_file() || kind.is_contiguous() {
         Ok(Act::File(attributes, read_facts(entry, path, keep)?))
     } else {
         Ok(Act::Other)

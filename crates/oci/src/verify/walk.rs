@@ -8,6 +8,7 @@ use sha2::{Digest as _, Sha256};
 use crate::digest::{Digest, Hasher, PIECE};
 use crate::error::OciError;
 use crate::media::Compression;
+use crate::tarball;
 
 /// More entries than any layer has; a bound for what an attacker can make us remember.
 const ITEMS_MAX: usize = 4_000_000;
@@ -80,17 +81,15 @@ pub struct Walked {
 pub fn walk(what: &str, blob: impl Read) -> Result<Walked, OciError> {
     let bad = |e: io::Error| OciError::document(what, e.to_string());
     let (compression, decoder) = open(blob).map_err(bad)?;
-    let mut archive = tar::Archive::new(Hashing { inner: decoder, hasher: Hasher::new() });
     let (mut items, mut end) = (Vec::new(), 0);
-    for entry in archive.entries().map_err(bad)? {
-        let mut entry = entry.map_err(bad)?;
+    let mut inner = tarball::each(Hashing { inner: decoder, hasher: Hasher::new() }, bad, |entry| {
         if items.len() >= ITEMS_MAX {
             return Err(OciError::document(what, format!("it has more than {ITEMS_MAX} entries")));
         }
         end = entry.raw_file_position() + entry.size().next_multiple_of(512);
-        items.push(item(&mut entry).map_err(bad)?);
-    }
-    let mut inner = archive.into_inner();
+        items.push(item(entry).map_err(bad)?);
+        Ok(())
+    })?;
     io::copy(&mut inner, &mut io::sink()).map_err(bad)?;
     let (diff_id, bytes) = (inner.hasher.digest(), inner.hasher.bytes());
     let mut raw = inner.inner.into_raw();
@@ -121,7 +120,7 @@ fn item(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Item> {
         tar::EntryType::Directory => Kind::Directory,
         tar::EntryType::Symlink => Kind::Symlink(target),
         tar::EntryType::Link => Kind::Hardlink(target),
-        tar::EntryType::Regular | tar::EntryType::Continuous | tar::EntryType::GNUSparse => {
+        tar::EntryType::Regular | tar::EntryType::Continuous => {
             size = entry.size();
             let mut record = (path.ends_with(".dist-info/RECORD") && size <= TEXT_MAX).then(Vec::new);
             let sum = hash(entry, record.as_mut())?;
