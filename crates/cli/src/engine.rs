@@ -116,6 +116,7 @@ async fn run_unit(target: &Target, on_purpose: bool) -> Result<u8, EngineError> 
             _ = interrupt.recv() => {}
         }
     };
+    let _alive = tokio::spawn(notify::keep_alive());
     let generation = load::generation(&target.profile)?;
     let profile = camino::Utf8PathBuf::from(target.profile.display().to_string());
     crate::weights::gate::check(&generation, &profile).map_err(|why| EngineError::Generation {

@@ -11,6 +11,7 @@ mod engine;
 mod entry;
 mod fabric;
 mod image;
+mod init;
 mod lab;
 mod lane;
 mod node;
@@ -42,6 +43,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Make machines a cluster: look at them, propose the cluster file, bring each to where a deployment can begin.
+    Init(init::Args),
     /// Bring all nodes to a lane, or leave all as they were.
     Deploy(deploy::DeployArgs),
     /// Return all nodes to a prior release, by number or by lane.
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
     };
     report::start_log(cli.log_format);
     let done = match cli.command {
+        Command::Init(args) => init::run(&args),
         Command::Deploy(args) => deploy::deploy(args),
         Command::Rollback(args) => deploy::rollback(args),
         Command::Plan(args) => deploy::plan(args),

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use serde::Serialize;
 use sparklane_engine::state::STATE_FILE;
+use sparklane_fabric::facts::Root;
 use sparklane_host::stage::{StageRequest, stage};
 use sparklane_host::status::NodeStatus;
 use sparklane_host::units::Systemd;
@@ -33,6 +34,11 @@ enum Command {
     Facts,
     /// Make the nftables table what the deployed file says (run by sparklane-firewall.service).
     Firewall,
+    /// Print what this machine is, as JSON: facts, and what a deployment by this user needs of it.
+    Survey {
+        /// Who deploys.
+        user: String,
+    },
     /// Run this node's rank of a measurement (request on stdin).
     Bench,
     /// Keep a measurement's record (on stdin) as evidence.
@@ -64,6 +70,10 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         Command::Key => peer::public_key(&paths).and_then(|key| print(&key)),
         Command::Facts => crate::fabric::node::facts(&paths).and_then(|f| print(&f)),
         Command::Firewall => firewall::follow(&paths),
+        Command::Survey { user } => {
+            let machine = sparklane_init::machine::read(&Root::new("/"), &user);
+            crate::fabric::node::facts(&paths).and_then(|facts| print(&sparklane_init::Survey { facts, machine }))
+        }
         Command::Bench => crate::fabric::rank::bench(&paths).and_then(|a| print(&a)),
         Command::BenchKeep => crate::fabric::rank::keep(&paths).and_then(|p| print(&p)),
         Command::ImageState => image::state().and_then(|s| print(&s)),

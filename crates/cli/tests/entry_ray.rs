@@ -181,8 +181,18 @@ fn a_worker_waits_for_the_gcs_and_judges_its_raylet() {
     assert!(said(&out).contains(&why), "{}", said(&out));
     let _gcs = TcpListener::bind(("127.0.0.1", ray.gcs)).unwrap();
     for (script, code) in [("exit 1", 73), ("exit 0", 73), ("kill -9 $$", 73), ("exit 2", 2)] {
-        assert_eq!(ray.entry(&plan(30), script).output().unwrap().status.code(), Some(code), "{script}");
+        assert_eq!(ray.entry(&plan(2), script).output().unwrap().status.code(), Some(code), "{script}");
     }
+    // What ends before there is a raylet could not join yet; what had one is gone.
+    let twice = format!("f={}/tried; if [ -e $f ]; then exit 2; fi; touch $f; exit 1", ray.dir.path().display());
+    let out = ray.entry(&plan(30), &twice).output().unwrap();
+    assert!(out.status.code() == Some(2) && said(&out).contains("could not join yet"), "{}", said(&out));
+    let raylet = ray.dir.path().join("raylet");
+    std::fs::copy("/bin/sleep", &raylet).unwrap();
+    let begin = std::time::Instant::now();
+    let out = ray.entry(&plan(300), &format!("{} 2; exit 1", raylet.display())).output().unwrap();
+    assert!(out.status.code() == Some(73) && !said(&out).contains("join yet"), "{}", said(&out));
+    assert!(begin.elapsed().as_secs() < 60);
     let (mut child, raylet) = started(ray.entry(&plan(30), "echo $$; exec sleep 1000"));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0), "asked for");

@@ -127,7 +127,11 @@ impl<'a> Flow<'a> {
         }
         let control = control_dir()?;
         let dir = ssh::utf8(&control)?;
-        let nodes = site.members().into_iter().filter_map(|m| handle(site, options, m, &dir)).collect();
+        let nodes = site
+            .members()
+            .into_iter()
+            .filter_map(|m| handle(site, options, m, &dir).transpose())
+            .collect::<Result<_, _>>()?;
         let subject = Subject::of(site, &Target::Release(None));
         Ok(Self { site, options, observer, nodes, begin: Instant::now(), subject, _control: control })
     }
@@ -419,17 +423,22 @@ impl Drop for Flow<'_> {
     }
 }
 
-fn handle(site: &Site, options: &DeployOptions, member: Member, control: &Utf8PathBuf) -> Option<NodeHandle> {
-    let node = site.cluster.nodes.get(&member.node)?;
+type Handle = Result<Option<NodeHandle>, DeployError>;
+
+fn handle(site: &Site, options: &DeployOptions, member: Member, control: &Utf8PathBuf) -> Handle {
+    let Some(node) = site.cluster.nodes.get(&member.node) else { return Ok(None) };
     let host = options.hostnames.iter().find(|(n, _)| *n == member.node).map_or(&node.host, |(_, host)| host);
-    let remote = Remote {
+    let mut remote = Remote {
         name: member.node.to_string(),
         user: options.ssh_user.clone().unwrap_or_else(|| site.cluster.ssh.user.clone()),
         host: host.clone(),
         opts: site.cluster.ssh.opts.iter().chain(&options.ssh_opts).cloned().collect(),
         control: control.clone(),
     };
-    Some(NodeHandle::new(member, remote))
+    if !node.host_keys.is_empty() {
+        remote.believe_only(&node.host_keys)?;
+    }
+    Ok(Some(NodeHandle::new(member, remote)))
 }
 
 fn read_local(side: &Side) -> Result<Generation, DeployError> {

@@ -73,6 +73,61 @@ impl Remote {
         format!("ssh-ng://{}@{}", self.user, self.host)
     }
 
+    /// From here on believes these host keys (`type base64`) and no others, whatever name the node is reached by.
+    ///
+    /// # Errors
+    /// When their file cannot be written beside the connection's socket.
+    pub fn believe_only(&mut self, host_keys: &[String]) -> Result<(), DeployError> {
+        let alias = format!("sparklane-{}", self.name);
+        let file = self.control.join(format!("{alias}.known_hosts"));
+        let text: String = host_keys.iter().map(|key| format!("{alias} {key}\n")).collect();
+        std::fs::write(&file, text).map_err(|e| self.refused(&format!("{file}: {e}")))?;
+        self.opts.extend(["-o".to_owned(), format!("HostKeyAlias={alias}")]);
+        self.opts.extend(["-o".to_owned(), format!("UserKnownHostsFile={file}")]);
+        self.opts.extend(["-o", "GlobalKnownHostsFile=/dev/null"].map(str::to_owned));
+        Ok(())
+    }
+
+    /// Runs a command on the node as the user himself; what ssh says of its own (code 255) is an answer here.
+    ///
+    /// # Errors
+    /// When ssh cannot be started, or nothing comes in time.
+    pub fn login(&self, argv: &[&str], limit: Duration) -> Result<Answer, DeployError> {
+        let mut command = Command::new("ssh");
+        command.args(self.ssh_args()).args(["-l", &self.user, "--", &self.host]).arg(command_line(argv));
+        self.to_end(command, b"", limit)
+    }
+
+    /// Logs in to a node whose host key nobody knows yet, and keeps the key in a file beside the connection's socket.
+    /// Nothing is asked of the node: whether to believe it is for the operator.
+    ///
+    /// # Errors
+    /// When ssh cannot be started or does not get so far.
+    pub fn meet(&self) -> Result<Vec<String>, DeployError> {
+        let file = self.control.join(format!("met-{}.known_hosts", self.name));
+        let mut command = Command::new("ssh");
+        command.args([
+            "-T",
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "StrictHostKeyChecking=accept-new",
+            "-o",
+            "HashKnownHosts=no",
+        ]);
+        command.args(["-o", "ControlPath=none", "-o", "GlobalKnownHostsFile=/dev/null"]);
+        command.args(["-o", &format!("UserKnownHostsFile={file}"), "-o", &format!("ConnectTimeout={CONNECT_SECS}")]);
+        command.args(&self.opts).args(["-l", &self.user, "--", &self.host, "true"]);
+        let answer = self.to_end(command, b"", Duration::from_secs(30))?;
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        let key = |line: &str| line.split_once(' ').map(|(_, key)| key.trim().to_owned());
+        let keys: Vec<String> = text.lines().filter_map(key).collect();
+        if keys.is_empty() {
+            return Err(self.refused(&format!("ssh: {}", answer.stderr.trim())));
+        }
+        Ok(keys)
+    }
+
     /// ssh with an argument vector for the node, as root. `sudo -n` never asks: it refuses within a second.
     #[must_use]
     pub fn command(&self, argv: &[&str]) -> Command {
@@ -96,15 +151,18 @@ impl Remote {
     /// # Errors
     /// As [`Remote::run`].
     pub fn run_for(&self, argv: &[&str], input: &[u8], limit: Duration) -> Result<Answer, DeployError> {
-        let mut command = self.command(argv);
+        let answer = self.to_end(self.command(argv), input, limit)?;
+        self.explain(answer)
+    }
+
+    fn to_end(&self, mut command: Command, input: &[u8], limit: Duration) -> Result<Answer, DeployError> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| self.refused(&format!("ssh cannot be started: {e}")))?;
         if let Some(mut stdin) = child.stdin.take() {
             // A command that ends early closes its stdin; its exit code tells why.
             let _sent = stdin.write_all(input);
         }
-        let answer = finish(child, limit).map_err(|why| self.refused(&why))?;
-        self.explain(answer)
+        finish(child, limit).map_err(|why| self.refused(&why))
     }
 
     fn explain(&self, answer: Answer) -> Result<Answer, DeployError> {

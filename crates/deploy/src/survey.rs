@@ -28,7 +28,7 @@ pub struct NodeRow {
 pub struct ClusterStatus {
     /// The cluster.
     pub cluster: String,
-    /// `release N`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`, `transaction open`, `not serving`.
+    /// `release N`, `release N, degraded on NODE: WHY`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`, `transaction open`, `not serving`.
     pub state: String,
     /// The release that all nodes are on.
     pub release: Option<u64>,
@@ -92,7 +92,14 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     if let Some(number) = release {
         return match nodes.iter().find(|row| !serves(row)) {
             None => match nodes.iter().find_map(unproved) {
-                None => (format!("release {number}"), 0, None),
+                None => match nodes.iter().find_map(degraded) {
+                    // Still 0: an engine with all seats taken is told so too. `sparklane doctor` has a code for it.
+                    Some((node, why)) => {
+                        let look = "sparklane doctor says what is wrong and what becomes of it";
+                        (format!("release {number}, degraded on {node}: {why}"), 0, Some(look.to_owned()))
+                    }
+                    None => (format!("release {number}"), 0, None),
+                },
                 Some((node, state)) => {
                     let mend = format!(
                         "sparklane weights send mends them on {node}; until then it serves, and does not start again"
@@ -105,8 +112,9 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
                 (format!("release {number}, engine still of {lane}"), 1, Some(next))
             }
             Some(row) => {
-                let look =
-                    format!("look: journalctl -u sparklane-engine on {}; deploy again starts both nodes", row.node);
+                // A head that waits for a rank has nothing to tell; the node whose engine failed has.
+                let node = &nodes.iter().find(|row| failed(row)).unwrap_or(row).node;
+                let look = format!("look: journalctl -u sparklane-engine on {node}; deploy again starts both nodes");
                 (format!("release {number}, not serving"), 1, Some(look))
             }
         };
@@ -124,6 +132,17 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
 fn unproved(row: &NodeRow) -> Option<(&NodeName, &str)> {
     let weights = row.status.as_ref()?.weights.as_ref()?;
     (weights.state != "proved").then_some((&row.node, weights.state.as_str()))
+}
+
+fn failed(row: &NodeRow) -> bool {
+    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "failed")
+}
+
+/// An engine that serves, or tries to, while its supervisor doubts it.
+fn degraded(row: &NodeRow) -> Option<(&NodeName, &str)> {
+    let supervisor = row.status.as_ref()?.supervisor.as_ref()?;
+    let doubts = supervisor["state"] == "DEGRADED";
+    doubts.then(|| (&row.node, supervisor["reason"].as_str().unwrap_or("its supervisor does not say why")))
 }
 
 /// A unit that starts or fails serves nobody, nor does a rank that waits for the others: a worker's unit is up by then,
@@ -304,6 +323,20 @@ mod tests {
         let text = status.to_string();
         assert!(text.contains("weights unproved (o/m ffffffffffff): a: was written to"), "{text}");
         assert!(text.contains("weights send mends"), "{text}");
+    }
+
+    #[test]
+    fn an_engine_that_is_doubted_is_in_the_first_line_and_the_failed_node_is_named() {
+        let (mut head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        head.status.as_mut().unwrap().supervisor =
+            Some(serde_json::json!({ "state": "DEGRADED", "reason": "no word from worker" }));
+        let status = ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]);
+        assert_eq!((&*status.state, status.exit_code), ("release 2, degraded on head: no word from worker", 0));
+        head.status.as_mut().unwrap().waits_for_ranks = true;
+        worker.status.as_mut().unwrap().engine.as_mut().unwrap().active = "failed".into();
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        assert_eq!((&*status.state, status.exit_code), ("release 2, not serving", 1));
+        assert!(status.to_string().contains("sparklane-engine on worker"), "{status}");
     }
 
     #[test]

@@ -150,7 +150,6 @@ fn receive(
     say: &(dyn Fn(&str, &Event) + Sync),
 ) -> Result<(String, Receipt), DeployError> {
     let mut running = Running::start(end, &["weights", "pull"], request, options.while_serving)?;
-    let mut begun = false;
     loop {
         match running.next(SILENCE) {
             Some(Event::Receipt(receipt)) => {
@@ -158,9 +157,8 @@ fn receive(
                 return Ok((end.shell.name().to_owned(), *receipt));
             }
             Some(event) => say(end.shell.name(), &event),
-            None => return Err(running.failed(begun)),
+            None => return Err(running.failed(true)),
         }
-        begun = true;
     }
 }
 
@@ -235,8 +233,9 @@ impl Running {
         let _reaped = self.child.wait();
     }
 
-    /// Ends it and tells what it said last; whether it had `begun` decides what a lost connection means.
-    pub(crate) fn failed(mut self, begun: bool) -> DeployError {
+    /// Ends it and tells what it said last; whether it `receives` decides what a lost connection means: a receiver may
+    /// have written before its first word came through.
+    pub(crate) fn failed(mut self, receives: bool) -> DeployError {
         self.end();
         let code = self.child.wait().ok().and_then(|s| s.code());
         let said = self.stderr.take().and_then(|t| t.join().ok()).unwrap_or_default();
@@ -245,9 +244,10 @@ impl Running {
         match code {
             Some(5) => DeployError::Busy(text),
             Some(3) => DeployError::Failed(text),
-            Some(1 | 2) => DeployError::Refused(text),
+            // The shell's own two: the tool was not run.
+            Some(1 | 2 | 126 | 127) => DeployError::Refused(text),
             // ssh's own 255, or a signal: the process was killed, the node went off, or its connection was lost.
-            _ if begun => DeployError::Failed(format!(
+            _ if receives => DeployError::Failed(format!(
                 "{text} (killed, or the node or its connection is gone); what was proved is kept, run it again"
             )),
             _ => DeployError::Refused(text),

@@ -14,6 +14,17 @@ pub trait Notify {
     fn extend(&self, by: Duration);
 }
 
+/// Tells systemd that the event loop turns, three times in each period that the unit asks for (`WatchdogSec=`); ends at once
+/// where it asks for none.
+pub async fn keep_alive() {
+    let Some(period) = sd_notify::watchdog_enabled() else { return };
+    let mut ticks = tokio::time::interval(period / 3);
+    loop {
+        ticks.tick().await;
+        Systemd::send(&[sd_notify::NotifyState::Watchdog]);
+    }
+}
+
 /// systemd's notification socket; silent when there is none.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Systemd;

@@ -1,4 +1,4 @@
-//! Every line of the `lab` blocks in docs/operations.md and docs/fabric.md, typed as a reader would, on a fresh lab.
+//! Every line of the `lab` blocks in docs/operations.md, docs/fabric.md and docs/init.md, typed as a reader would, on a fresh lab.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test says what went wrong by panicking
 
@@ -29,6 +29,10 @@ fn every_example_of_the_pages_works_in_its_order() {
     assert!(examples.len() >= 11, "the page lost its examples: {examples:?}");
     let more = lines(&fabric);
     assert!(more.len() >= 3, "the page lost its examples: {more:?}");
+    examples.extend(more);
+    let init = page("init.md");
+    let more = lines(&init);
+    assert_eq!(more.len(), 1, "the page lost its example: {more:?}");
     examples.extend(more);
     let paths = Paths::from_env();
     Lab::down(&paths).unwrap();

@@ -62,7 +62,8 @@ fn publish(rig: &Rig, id: &str) {
             "import ./base/lab.nix {{\n  name = \"{name}\";\n  description = \"a real vLLM\";\n  image = \"{IMAGE}\";\n  \
              model.path = \"/models/tiny\";\n  serve = {{\n    maxModelLen = 2048;\n    kvCacheMemoryBytes = 67108864;\n    \
              asyncScheduling = true;\n    extraArgs = [ \"--enforce-eager\" \"--dtype\" \"float32\" ];\n  }};\n  \
-             {own}\n  budgets = {{ startSecs = 600; stopSecs = 40; }};\n}}\n"
+             {own}\n  budgets = {{ startSecs = 600; stopSecs = 40; }};\n  \
+             watchdog = {{ canarySecs = 10; canaryTimeoutSecs = 20; canaryFailures = 2; peerGraceSecs = 10; }};\n}}\n"
         );
         std::fs::write(flake.join(format!("nix/lanes/{name}.nix")), lane).unwrap();
     }

@@ -74,6 +74,10 @@ pub struct Node {
     pub rail2: Rail,
     /// Memory that the engine can share out (`MemTotal`).
     pub memory_bytes: Option<u64>,
+    /// Public host keys, `type base64`: the only ones that are believed then. None means that the control host's own
+    /// `known_hosts` count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub host_keys: Vec<String>,
 }
 
 /// One RoCE link of a node.

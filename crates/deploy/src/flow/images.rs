@@ -109,7 +109,12 @@ impl Flow<'_> {
         let lacks = |w: &&Want<'_>| missing.iter().any(|m| m.node.member.node == w.node.member.node);
         let others: Vec<Want<'_>> = others.into_iter().filter(|w| lacks(w)).cloned().collect();
         let Some(head) = head.first() else { return Err(died()) };
-        self.take_from_registry(head, !others.is_empty(), rate)?;
+        let names: Vec<&str> = others.iter().map(|w| w.node.member.node.as_str()).collect();
+        self.take_from_registry(head, !others.is_empty(), rate).map_err(|error| match names.as_slice() {
+            [] => error,
+            // The head may have it in its docker and fetches for them.
+            names => error.because(&format!("the image was for {}, which lacks it", names.join(", "))),
+        })?;
         self.take_from_head(head, &others, rate)
     }
 

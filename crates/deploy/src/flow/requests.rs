@@ -102,6 +102,7 @@ impl Flow<'_> {
             weights: head.generation.weights.as_ref().map(|w| w.manifest.clone()),
             txn: txn.clone(),
             rollback_of: posts.rollback_of,
+            #[expect(clippy::disallowed_methods, reason = "for people to read")]
             time: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
             who: who(),
         }
@@ -113,6 +114,7 @@ impl Flow<'_> {
 /// # Errors
 /// When the system gives no random bytes.
 pub fn new_txn_id() -> Result<TxnId, DeployError> {
+    #[expect(clippy::disallowed_methods, reason = "for people to sort by; the random end keeps two apart")]
     let now = jiff::Timestamp::now().strftime("%Y%m%d-%H%M%S").to_string();
     let mut random = [0u8; 3];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())

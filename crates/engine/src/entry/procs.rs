@@ -98,6 +98,12 @@ impl Procs {
         }
     }
 
+    /// True while a process with this name is below this one.
+    #[must_use]
+    pub fn runs(&self, name: &str) -> bool {
+        tree::runs(Path::new("/proc"), self.own, name)
+    }
+
     /// Sends a signal to one process, not to its group: vLLM and Ray end their own children in their own order, and
     /// requests that are under way would not survive it otherwise.
     pub fn pass_on(&self, pid: Pid, signal: Signal) {

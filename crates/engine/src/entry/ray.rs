@@ -13,6 +13,8 @@ use super::procs::{Event, Procs};
 use super::{Job, give_up, nodes, start_engine};
 
 const AGAIN: Duration = Duration::from_millis(500);
+/// The process that makes a machine a node of Ray.
+const RAYLET: &str = "raylet";
 /// A GCS on a direct cable answers within milliseconds or not at all.
 const CONNECT: Duration = Duration::from_secs(2);
 
@@ -52,41 +54,63 @@ async fn unless<T>(procs: &mut Procs, watched: Option<Pid>, work: impl Future<Ou
 }
 
 async fn worker(procs: &mut Procs, job: &Job, gcs: SocketAddr, limit: Duration, say: &dyn Fn(&str)) -> u8 {
+    let deadline = Instant::now() + limit;
     say(&format!("waiting for the head's GCS at {gcs}"));
-    // By itself `ray start` would try for 13 min 48 s.
-    match unless(procs, None, reached(gcs, limit)).await {
-        Left::Done(Ok(())) => say(&format!("the head's GCS at {gcs} answers; joining")),
-        Left::Done(Err(why)) => {
-            give_up(say, &format!("the head's GCS at {gcs} does not answer after {} s: {why}", limit.as_secs()));
-            return EXIT_PEERS;
+    loop {
+        // By itself `ray start` would try for 13 min 48 s.
+        match unless(procs, None, reached(gcs, deadline)).await {
+            Left::Done(Ok(())) => say(&format!("the head's GCS at {gcs} answers; joining")),
+            Left::Done(Err(why)) => {
+                give_up(say, &format!("the head's GCS at {gcs} does not answer after {} s: {why}", limit.as_secs()));
+                return EXIT_PEERS;
+            }
+            Left::Told | Left::Ended(_) => {
+                say("told to stop before the head's GCS answered");
+                return 0;
+            }
         }
-        Left::Told | Left::Ended(_) => {
-            say("told to stop before the head's GCS answered");
+        let (ended, joined) = match joined(procs, job).await {
+            Ok(Some(end)) => end,
+            // Nothing drains here: ranks are the head's. `ray start` would end its processes one after the other.
+            Ok(None) => return 0,
+            Err((why, code)) => {
+                give_up(say, &why);
+                return code;
+            }
+        };
+        // A GCS answers long before the head's own node is in it, and Ray waits 20 s for that: too little on a busy machine.
+        if joined || judge_ray(ended) != EXIT_RAY || Instant::now() >= deadline {
+            give_up(say, &format!("Ray on this node ended by itself with {ended}"));
+            return judge_ray(ended);
+        }
+        say(&format!("Ray on this node could not join yet ({ended}); trying again"));
+        if let Left::Told = unless(procs, None, sleep(AGAIN)).await {
             return 0;
         }
     }
-    let raylet = match procs.spawn(&job.argv, &[]) {
-        Ok(pid) => pid,
-        Err((why, code)) => {
-            give_up(say, &why);
-            return code;
-        }
-    };
+}
+
+/// Runs a worker's Ray to its end, and tells whether it ever came as far as a raylet; `None` when we were told to stop.
+async fn joined(procs: &mut Procs, job: &Job) -> Result<Option<(Ended, bool)>, (String, u8)> {
+    let ray = procs.spawn(&job.argv, &[])?;
+    let mut joined = false;
     loop {
-        match procs.next().await {
-            // Nothing drains here: ranks are the head's. `ray start` would end its processes one after the other.
-            Event::Told(_) => return 0,
-            Event::Ended(pid, ended) if pid == raylet => {
-                give_up(say, &format!("Ray on this node ended by itself with {ended}"));
-                return judge_ray(ended);
+        let event = tokio::select! {
+            event = procs.next() => event,
+            () = sleep(AGAIN), if !joined => {
+                joined = procs.runs(RAYLET);
+                continue;
             }
+        };
+        match event {
+            Event::Told(_) => return Ok(None),
+            Event::Ended(pid, ended) if pid == ray => return Ok(Some((ended, joined))),
             Event::Ended(..) => {}
         }
     }
 }
 
-async fn reached(gcs: SocketAddr, limit: Duration) -> Result<(), String> {
-    let deadline = Instant::now() + limit;
+async fn reached(gcs: SocketAddr, deadline: Instant) -> Result<(), String> {
     loop {
         let why = match timeout(CONNECT, TcpStream::connect(gcs)).await {
             Ok(Ok(_)) => return Ok(()),
@@ -198,8 +222,8 @@ mod tests {
     async fn a_gcs_is_waited_for_and_given_up() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        assert_eq!(reached(address, Duration::ZERO).await, Ok(()));
+        assert_eq!(reached(address, Instant::now()).await, Ok(()));
         drop(listener);
-        assert!(reached(address, Duration::ZERO).await.unwrap_err().contains("refused"));
+        assert!(reached(address, Instant::now()).await.unwrap_err().contains("refused"));
     }
 }

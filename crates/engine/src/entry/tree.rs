@@ -50,6 +50,14 @@ pub fn below(root: i32, table: &[Process]) -> Vec<i32> {
     found.into_iter().skip(1).filter(lives).collect()
 }
 
+/// True when a living process below `root` has this name (at most 15 bytes of it are kept, proc_pid_comm(5)).
+#[must_use]
+pub fn runs(proc: &Path, root: i32, name: &str) -> bool {
+    let named =
+        |pid: &i32| std::fs::read(proc.join(format!("{pid}/comm"))).is_ok_and(|c| c.trim_ascii() == name.as_bytes());
+    below(root, &table(proc)).iter().any(named)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -284,6 +284,7 @@ fn ask_docker(root: &Root, ask: &dyn Ask) -> Result<Docker, String> {
 }
 
 fn now() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "two machines are compared by it")]
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,23 +11,23 @@ const NOTICED: Duration = Duration::from_secs(10);
 /// Long enough for a start of the simulator, its warm-up and the pauses after a few failures.
 const HEALED_SECS: u64 = 60;
 
-fn engine(rig: &Rig, node: &str) -> Value {
+pub fn engine(rig: &Rig, node: &str) -> Value {
     let output = rig.lab.exec(node, &["cat", "/run/sparklane/engine.json"]).unwrap();
     serde_json::from_str(&output.stdout).unwrap_or_default()
 }
 
-fn attempt(rig: &Rig, node: &str) -> String {
+pub fn attempt(rig: &Rig, node: &str) -> String {
     engine(rig, node)["attempt"].as_str().unwrap_or_default().to_owned()
 }
 
 /// Both nodes serve in one attempt.
-fn serves(rig: &Rig) -> bool {
+pub fn serves(rig: &Rig) -> bool {
     let [head, worker] = NODES.map(|node| engine(rig, node));
     head["state"] == "SERVING" && worker["state"] == "SERVING" && head["attempt"] == worker["attempt"]
 }
 
 /// A serving lane that was started on purpose: earlier tests' failures do not count.
-fn serving() -> (Rig, String) {
+pub fn serving() -> (Rig, String) {
     let rig = Rig::on_a();
     for node in NODES {
         rig.sh(node, "systemctl restart --no-block sparklane-engine");
@@ -39,7 +39,7 @@ fn serving() -> (Rig, String) {
 }
 
 /// Does harm, and waits until both serve in a new attempt. Gives how long it took to notice and to heal.
-fn harmed(rig: &Rig, before: &str, harm: impl FnOnce()) -> (Duration, Duration) {
+pub fn harmed(rig: &Rig, before: &str, harm: impl FnOnce()) -> (Duration, Duration) {
     let began = Instant::now();
     harm();
     let still = || engine(rig, "head")["state"] == "SERVING" && attempt(rig, "head") == before;
@@ -52,7 +52,7 @@ fn harmed(rig: &Rig, before: &str, harm: impl FnOnce()) -> (Duration, Duration) 
     (noticed, healed)
 }
 
-fn last_failure(rig: &Rig, node: &str) -> String {
+pub fn last_failure(rig: &Rig, node: &str) -> String {
     engine(rig, node)["failure"]["why"].as_str().unwrap_or_default().to_owned()
 }
 
@@ -207,7 +207,7 @@ fn nodes_rebooted_at_once_and_one_after_the_other() {
 }
 
 /// Switches a failure mode of the simulator on, in its running container.
-fn fail(rig: &Rig, node: &str, mode: &str) {
+pub fn fail(rig: &Rig, node: &str, mode: &str) {
     let script = format!(
         "p=$(docker inspect -f '{{{{.State.Pid}}}}' $(docker ps -q)) && mkdir -p /proc/$p/root/sim && \
          echo {mode} > /proc/$p/root/sim/fail"

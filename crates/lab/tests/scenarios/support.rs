@@ -18,6 +18,7 @@ const FEATURES: [&str; 3] = ["nix", "--extra-experimental-features", "nix-comman
 const LANES: &[(&str, &str)] = &[
     // Dies at once, under a budget of 20 minutes.
     ("lab-crash", r#"extraArgs = [ "--sim-fail" "crash-at-start" ]; startSecs = 1200; nodeSecs = 1200;"#),
+    ("lab-argv", r#"extraArgs = [ "--no-such-flag" ];"#),
     // 35 s of load: longer than what systemd's callers usually wait.
     ("lab-slow", r#"extraArgs = [ "--sim-load-secs" "35" ];"#),
     // Long enough in its gates for things to happen meanwhile.

@@ -71,6 +71,10 @@ const STOP_SLACK_SECS: u32 = 20;
 /// Seconds that systemd waits beyond the lane's budget: the supervisor's own word comes first and says more.
 const START_SLACK_SECS: u32 = 15;
 
+/// Seconds of a supervisor's silence after which systemd ends it: more than the 180 that a hung journald has, as a supervisor
+/// that cannot write its log for so long is not what hangs.
+const WATCHDOG_SECS: u32 = 300;
+
 // Without the default dependencies no target waits for the engine: a head that waits for a node which is off for a night
 // must not keep its machine from having booted.
 fn engine_unit(start_secs: u32, stop_secs: u32, firewall: bool) -> String {
@@ -104,6 +108,8 @@ RestartSec=1
 RestartPreventExitStatus=78 79
 TimeoutStartSec={start}
 TimeoutStopSec={stop}
+WatchdogSec={WATCHDOG_SECS}
+WatchdogSignal=SIGKILL
 KillMode=mixed
 {HARDENING}"
     )

@@ -15,6 +15,7 @@ pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
     rdma_is_everywhere,
     releases_are_kept,
     key_is_a_key,
+    host_keys_are_keys,
     listeners_can_be_met,
     firewall_is_loadable,
 ];
@@ -165,6 +166,19 @@ fn key_is_a_key(cluster: &Cluster) -> Vec<Problem> {
     vec![Problem::error("trustedKey", "is not a Nix public key (name:base64)")]
 }
 
+/// They become lines of a `known_hosts` file.
+fn host_keys_are_keys(cluster: &Cluster) -> Vec<Problem> {
+    let plain = |word: &str| word.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=-@.".contains(&b));
+    let good =
+        |key: &str| key.split_once(' ').is_some_and(|(kind, body)| body.len() > 40 && plain(kind) && plain(body));
+    let all = cluster.nodes.iter().flat_map(|(name, node)| node.host_keys.iter().enumerate().map(move |k| (name, k)));
+    let bad = all.filter(|(_, (_, key))| !good(key));
+    bad.map(|(name, (n, key))| {
+        Problem::error(format!("nodes.{name}.hostKeys[{n}]"), format!("{key:?} is no public key (type base64)"))
+    })
+    .collect()
+}
+
 fn rails(cluster: &Cluster) -> impl Iterator<Item = (String, &Rail)> {
     cluster.by_rank().into_iter().flat_map(|(name, node)| {
         [(format!("nodes.{name}.rail1"), &node.rail1), (format!("nodes.{name}.rail2"), &node.rail2)]
@@ -269,5 +283,13 @@ mod tests {
     fn the_rest() {
         assert_eq!(found(|c| c.keep_releases = 1), ["keepReleases"]);
         assert_eq!(found(|c| c.trusted_key = Some("x".into())), ["trustedKey"]);
+        let key = format!("ssh-ed25519 AAAA{}", "b".repeat(64));
+        let keys = |keys: &[&str]| keys.iter().map(|k| (*k).to_owned()).collect::<Vec<_>>();
+        assert_eq!(found(|c| node(c, "head").host_keys = keys(&[&key])), [""; 0]);
+        let evil = format!("{key}\n* {key}");
+        assert_eq!(
+            found(|c| node(c, "head").host_keys = keys(&["ssh-ed25519", &key, &evil])),
+            ["nodes.head.hostKeys[0]", "nodes.head.hostKeys[2]"]
+        );
     }
 }

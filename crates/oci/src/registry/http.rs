@@ -267,6 +267,7 @@ impl Http {
     /// The error that an answer stands for, in the registry's own words.
     pub async fn refusal(&self, answer: Answer) -> RegistryError {
         let (status, url) = (answer.status(), shown(&answer.url));
+        #[expect(clippy::disallowed_methods, reason = "Retry-After may name a date")]
         let now = jiff::Timestamp::now().as_second();
         let retry_after = answer.header(hyper::header::RETRY_AFTER).and_then(|text| retry_after(text, now));
         let words = self.read(answer, WORDS_MAX).await.unwrap_or_default();

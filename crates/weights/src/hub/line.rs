@@ -196,6 +196,7 @@ impl HttpLine {
             }
             200 => Err(fatal("serves no ranges, which a transfer that resumes needs; name another --mirror".into())),
             status => {
+                #[expect(clippy::disallowed_methods, reason = "Retry-After may name a date")]
                 let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
                 let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
                 let wait = answer.header(RETRY_AFTER).and_then(|text| retry_after(text, now));

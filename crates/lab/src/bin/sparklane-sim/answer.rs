@@ -30,12 +30,14 @@ pub struct Frame {
 
 /// Seconds since 1970.
 pub fn now() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "vLLM tells it")]
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// 16 hex digits that no other call gives.
 pub fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    #[expect(clippy::disallowed_methods, reason = "no more than a seed")]
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     hex(&format!("{nanos} {}", COUNT.fetch_add(1, Ordering::Relaxed)), 8)
 }

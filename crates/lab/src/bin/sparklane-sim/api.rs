@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::answer::{self, Frame, Kind};
 use crate::engine::{Engine, Life, Run};
+use crate::fail::Fail;
 use crate::peer::Dead;
 
 /// Our routes, as vLLM lists them in its log.
@@ -94,7 +95,11 @@ async fn health(State(engine): Engines) -> StatusCode {
 }
 
 async fn metrics(State(engine): Engines) -> Response {
-    let text = engine.metrics().render();
+    let full = engine.fails.has(&Fail::Full);
+    let mut metrics = engine.metrics();
+    metrics.full = full;
+    let text = metrics.render();
+    drop(metrics);
     ([(header::CONTENT_TYPE, "text/plain; version=1.0.0; charset=utf-8")], text).into_response()
 }
 
@@ -189,6 +194,9 @@ fn died(message: &str) -> Refusal {
 
 async fn generate(engine: Arc<Engine>, kind: Kind, body: &[u8]) -> Result<Response, Refusal> {
     let ask = read(&engine, kind, body)?;
+    if engine.fails.has(&Fail::Refuse) {
+        return Err(bad_request("refused on demand", "BadRequestError", "model"));
+    }
     match engine.life() {
         Life::Serving => {}
         Life::Draining => return Err(died("cannot schedule new futures after shutdown")),

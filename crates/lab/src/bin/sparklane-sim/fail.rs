@@ -18,6 +18,10 @@ pub enum Fail {
     Garble,
     /// Takes requests and never answers; `/health` stays 200.
     Hang,
+    /// Refuses every request with 400.
+    Refuse,
+    /// Says that the KV cache is nearly full.
+    Full,
     /// This rank's worker process dies once serving.
     PeerDeath,
     /// One of the captured start-up errors (`exits/`): its last line.
@@ -74,6 +78,8 @@ impl Fail {
             "no-tokens" => Ok(Self::NoTokens),
             "garble" => Ok(Self::Garble),
             "hang" => Ok(Self::Hang),
+            "refuse" => Ok(Self::Refuse),
+            "full" => Ok(Self::Full),
             "peer-death" => Ok(Self::PeerDeath),
             _ => Err(format!("unknown failure mode {text:?}")),
         }

@@ -29,6 +29,7 @@ impl Who {
 
 /// One line of vLLM's logger: `(WHO pid=N) LEVEL MM-DD HH:MM:SS [file.py:N] text`.
 fn line(who: Who, level: &str, place: &str, text: &str) -> String {
+    #[expect(clippy::disallowed_methods, reason = "vLLM tells it")]
     let now = jiff::Timestamp::now().strftime("%m-%d %H:%M:%S");
     format!("({} pid={}) {level} {now} [{place}] {text}", who.name(), std::process::id())
 }

@@ -33,7 +33,7 @@ const HELP: &str =
 [--sim-fail MODE]... [--sim-fail-file FILE]
 
 Failure modes (also read live, one or more words, from /sim/fail):
-  slow-load[=SECS]  crash-at-{start,wait-peer,load-weights,kv-cache,warmup,serving}  no-tokens  garble  hang  peer-death
+  slow-load[=SECS]  crash-at-{start,wait-peer,load-weights,kv-cache,warmup,serving}  no-tokens  garble  hang  refuse  full  peer-death
   missing-model  bad-config  too-long  corrupt-shard  missing-shard  kv-too-small";
 
 fn main() -> ExitCode {

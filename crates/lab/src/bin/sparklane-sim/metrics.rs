@@ -16,6 +16,8 @@ pub struct Metrics {
     pub running: u32,
     /// Requests that wait for one.
     pub waiting: u32,
+    /// Whether the KV cache counts as nearly full.
+    pub full: bool,
     prompt_tokens: u64,
     generation_tokens: u64,
     finished: BTreeMap<&'static str, u64>,
@@ -41,12 +43,14 @@ pub struct Finished {
 impl Metrics {
     /// Nothing counted yet.
     pub fn new(model: String) -> Self {
+        #[expect(clippy::disallowed_methods, reason = "vLLM tells it")]
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         Self {
             model,
             started,
             running: 0,
             waiting: 0,
+            full: false,
             prompt_tokens: 0,
             generation_tokens: 0,
             finished: BTreeMap::new(),
@@ -124,6 +128,7 @@ impl Metrics {
             "vllm:prompt_tokens_by_source_total" if label("source") == Some("local_compute") => {
                 self.prompt_tokens as f64
             }
+            "vllm:kv_cache_usage_perc" if self.full => 0.97,
             "vllm:generation_tokens_total" => self.generation_tokens as f64,
             "vllm:request_success_total" => {
                 label("finished_reason").and_then(|r| self.finished.get(r)).copied().unwrap_or(0) as f64

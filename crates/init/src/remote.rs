@@ -1,0 +1,171 @@
+//! Nodes over ssh, before they have anything of ours: one shared connection each, and one program that is copied over it,
+//! run and removed again.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::time::Duration;
+
+use camino::Utf8Path;
+use sha2::{Digest as _, Sha256};
+use sparklane_deploy::ssh::Remote;
+use sparklane_lane::{NodeName, System};
+
+use crate::apply::{Hands, LocalFile};
+use crate::error::InitError;
+use crate::hostkey::{Trouble, trouble};
+use crate::machine::Survey;
+use crate::plan::Order;
+
+/// Longest time for an answer without work.
+const QUICK: Duration = Duration::from_secs(30);
+/// Longest time for the program to cross and to answer.
+const PROBE_TIME: Duration = Duration::from_secs(180);
+
+/// Takes a program from stdin, proves it (`$1`), runs its survey for a user (`$2`), and leaves nothing.
+const PROBE: &str = r#"set -eu
+umask 077
+dir=$(mktemp -d /var/tmp/sparklane-init.XXXXXX)
+trap 'rm -rf "$dir"' EXIT
+trap 'exit 1' HUP INT TERM
+cat > "$dir/sparklane"
+echo "$1  $dir/sparklane" | sha256sum --check --status || { echo "the program did not arrive whole" >&2; exit 1; }
+chmod 700 "$dir/sparklane"
+"$dir/sparklane" node survey "$2" < /dev/null"#;
+
+/// How far a first login came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Entered {
+    /// In, on a machine of this system.
+    In(System),
+    /// Nobody knows the node's host key yet.
+    Stranger,
+}
+
+/// Logs in as the user himself.
+///
+/// # Errors
+/// Refused, with what to do: no way there, another host key than the known one, no login, an unknown kind of machine.
+pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
+    let answer = remote.login(&["uname", "-m"], QUICK)?;
+    if answer.code == 0 {
+        let kind = answer.stdout.trim();
+        let known = [System::Aarch64Linux, System::X86_64Linux].into_iter().find(|s| s.uname_machine() == kind);
+        return known
+            .map(Entered::In)
+            .ok_or_else(|| refused(remote, &format!("is a {kind} machine; lanes run on aarch64 and x86_64 Linux")));
+    }
+    let last = answer.stderr.trim().lines().last().unwrap_or("no answer").to_owned();
+    let (user, host) = (&remote.user, &remote.host);
+    Err(match trouble(&answer.stderr) {
+        Trouble::Unknown => return Ok(Entered::Stranger),
+        Trouble::Changed => refused(
+            remote,
+            &format!(
+                "shows another host key than the one that is known. If the machine was set up anew, compare \
+                 (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub) and take the old key out: \
+                 ssh-keygen -R {host}, or hostKeys in the cluster file. If it was not, somebody is between you"
+            ),
+        ),
+        Trouble::Denied => refused(remote, &format!("ssh: {last}. Let your key in: ssh-copy-id {user}@{host}")),
+        Trouble::Unreachable => refused(
+            remote,
+            &format!("ssh: {last}. Is it on, and is {host} its name or address? Try: ssh {user}@{host} true"),
+        ),
+        Trouble::Other => refused(remote, &format!("ssh: {last}. Try: ssh {user}@{host} true")),
+    })
+}
+
+/// Proves that the user may do without a password what a deployment does.
+///
+/// # Errors
+/// Refused, with the line to add.
+pub fn may_sudo(remote: &Remote) -> Result<(), InitError> {
+    if remote.user == "root" {
+        return Ok(());
+    }
+    let answer = remote.login(&["sudo", "-n", "--", "true"], QUICK)?;
+    if answer.code == 0 {
+        return Ok(());
+    }
+    let (user, host) = (&remote.user, &remote.host);
+    let last = answer.stderr.trim().lines().last().unwrap_or("refused").to_owned();
+    Err(refused(
+        remote,
+        &format!(
+            "{user} may not use sudo without a password there ({last}). Add this line, once:\n  \
+             ssh -t {user}@{host} \"echo '{user} ALL=(ALL:ALL) NOPASSWD: ALL' | sudo tee /etc/sudoers.d/sparklane-{user}\""
+        ),
+    ))
+}
+
+/// Asks a node what it is, with a program of its architecture that nothing of stays there.
+///
+/// # Errors
+/// When the program does not run there or its answer is not understood.
+pub fn survey(remote: &Remote, program: &[u8]) -> Result<Survey, InitError> {
+    let sum: String = Sha256::digest(program).iter().map(|b| format!("{b:02x}")).collect();
+    let answer = remote.run_for(&["sh", "-c", PROBE, "sh", &sum, &remote.user], program, PROBE_TIME)?;
+    if answer.code != 0 {
+        let why = answer.stderr.trim();
+        return Err(refused(remote, &format!("cannot be looked at (exit code {}): {why}", answer.code)));
+    }
+    serde_json::from_str(&answer.stdout).map_err(|e| {
+        refused(remote, &format!("odd answer ({e}); the program that was copied there must be of this version"))
+    })
+}
+
+/// A program for that system, by its ELF header.
+#[must_use]
+pub fn is_for(program: &[u8], system: System) -> bool {
+    // e_machine lies at 18, little-endian on both systems (ELF specification).
+    program.starts_with(b"\x7fELF") && program.get(18..20) == Some(&system.elf_machine().to_le_bytes()[..])
+}
+
+fn refused(remote: &Remote, why: &str) -> InitError {
+    InitError::Refused(format!("{}: {why}", remote.name))
+}
+
+/// The real hands.
+pub struct Ssh {
+    /// Every node.
+    pub remotes: BTreeMap<NodeName, Remote>,
+}
+
+impl Hands for Ssh {
+    fn run(&mut self, node: &NodeName, order: &Order) -> Result<(), String> {
+        let Some(remote) = self.remotes.get(node) else { return Err(format!("{node} is no node")) };
+        let argv: Vec<&str> = order.argv.iter().map(String::as_str).collect();
+        let answer = remote.run_for(&argv, order.input.as_bytes(), order.limit).map_err(|e| e.to_string())?;
+        if answer.code == 0 {
+            return Ok(());
+        }
+        let told = if answer.stderr.trim().is_empty() { answer.stdout } else { answer.stderr };
+        let mut tail: Vec<&str> = told.trim().lines().rev().take(6).collect();
+        tail.reverse();
+        Err(format!("{} (exit code {}): {}", argv.join(" "), answer.code, tail.join(" | ")))
+    }
+
+    fn forget(&mut self, node: &NodeName) {
+        if let Some(remote) = self.remotes.get(node) {
+            remote.close();
+        }
+    }
+
+    fn write(&mut self, file: &LocalFile) -> Result<(), String> {
+        write(&file.path, &file.text, file.mode).map_err(|e| format!("{}: {e}", file.path))
+    }
+}
+
+/// Whole or not at all, and never readable by more than its mode says.
+fn write(path: &Utf8Path, text: &str, mode: u32) -> std::io::Result<()> {
+    if let Some(parent) = path.parent().filter(|dir| !dir.as_str().is_empty()) {
+        std::fs::create_dir_all(parent)?;
+    }
+    let new = path.with_file_name(format!(".{}.new", path.file_name().unwrap_or("init")));
+    let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(mode).open(&new)?;
+    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)
+}
