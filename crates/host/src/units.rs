@@ -146,8 +146,9 @@ fn sandbox() -> Vec<(&'static str, Variant<'static>)> {
         ("ProtectKernelModules", Variant::from(true)),
         ("ProtectSystem", Variant::from("yes")),
         ("RestrictAddressFamilies", Variant::from((true, words(&["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"])))),
-        // No namespace at all.
-        ("RestrictNamespaces", Variant::from(0_u64)),
+        // CLONE_NEWUTS, which needs a capability that is not there. systemd (257) writes 0, no namespace at all, as nothing into the
+        // unit's file, and our own daemon-reload would then read that as no restriction.
+        ("RestrictNamespaces", Variant::from(0x0400_0000_u64)),
         ("RestrictRealtime", Variant::from(true)),
         ("RestrictSUIDSGID", Variant::from(true)),
         ("SystemCallArchitectures", Variant::from(words(&["native"]))),

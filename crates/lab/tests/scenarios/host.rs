@@ -173,7 +173,7 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
     // Changed by hand, gone, and mended.
     let mend = "systemctl start sparklane-firewall.service";
     for (harm, word) in [
-        ("nft insert rule inet sparklane input tcp dport 25000 accept", "changed by hand"),
+        ("nft insert rule inet sparklane input meta l4proto { tcp, udp } accept", "changed by hand"),
         ("nft delete table inet sparklane", "gone"),
     ] {
         rig.sh("head", harm);

@@ -288,6 +288,13 @@ mod tests {
                 (Error, "gates[1].check.minTokens".into()),
             ]
         );
+        case.lane.gates.truncate(1);
+        case.lane.gates.push(case.lane.gates[0].clone());
+        case.lane.gates[1].name = "fabric".into();
+        case.lane.gates[1].check = GateCheck::Fabric {};
+        assert_eq!(case.found(), [(Error, "gates[1].scope".into())]);
+        case.lane.gates[1].scope = GateScope::Node;
+        assert_eq!(case.found(), []);
         case.lane.gates.clear();
         assert_eq!(case.found(), [(Warning, "gates".into())]);
     }
