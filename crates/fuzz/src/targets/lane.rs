@@ -48,3 +48,21 @@ pub fn run(data: &[u8]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One that misses a key of today would end every input at its first check.
+    #[test]
+    fn the_catalogue_is_sound_and_renders() {
+        let (catalog, problems) = Catalog::read(&SHIPPED);
+        assert!(!any_refused(&problems), "{problems:?}");
+        let rendered = catalog
+            .clusters
+            .values()
+            .flat_map(|cluster| catalog.lanes_of(cluster))
+            .map(|input| render_all(input).map_or(0, |all| all.len()));
+        assert_eq!(rendered.sum::<usize>(), 2, "one lane on two nodes");
+    }
+}
