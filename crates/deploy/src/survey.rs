@@ -91,22 +91,7 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     }
     if let Some(number) = release {
         return match nodes.iter().find(|row| !serves(row)) {
-            None => match nodes.iter().find_map(unproved) {
-                None => match nodes.iter().find_map(degraded) {
-                    // Still 0: an engine with all seats taken is told so too. `sparklane doctor` has a code for it.
-                    Some((node, why)) => {
-                        let look = "sparklane doctor says what is wrong and what becomes of it";
-                        (format!("release {number}, degraded on {node}: {why}"), 0, Some(look.to_owned()))
-                    }
-                    None => (format!("release {number}"), 0, None),
-                },
-                Some((node, state)) => {
-                    let mend = format!(
-                        "sparklane weights send mends them on {node}; until then it serves, and does not start again"
-                    );
-                    (format!("release {number}, weights {state} on {node}"), 1, Some(mend))
-                }
-            },
+            None => serving(nodes, number),
             Some(NodeRow { status: Some(NodeStatus { engine_of: Some(lane), .. }), .. }) => {
                 let next = "the release takes effect when both nodes boot; nix run .#deploy starts it now".to_owned();
                 (format!("release {number}, engine still of {lane}"), 1, Some(next))
@@ -126,6 +111,30 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     } else {
         said("mixed", 4, "nix run .#deploy brings all nodes to one lane")
     }
+}
+
+/// All nodes are on one release and serve: what is wrong all the same, worst first.
+fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
+    if let Some((node, state)) = nodes.iter().find_map(unproved) {
+        let mend =
+            format!("sparklane weights send mends them on {node}; until then it serves, and does not start again");
+        return (format!("release {number}, weights {state} on {node}"), 1, Some(mend));
+    }
+    if let Some((node, why)) = nodes.iter().find_map(open_ports) {
+        let mend = format!("on {node}: {}", sparklane_host::firewall::REMEDY);
+        return (format!("release {number}, firewall of {node}: {why}"), 1, Some(mend));
+    }
+    if let Some((node, why)) = nodes.iter().find_map(degraded) {
+        // Still 0: an engine with all seats taken is told so too. `sparklane doctor` has a code for it.
+        let look = "sparklane doctor says what is wrong and what becomes of it".to_owned();
+        return (format!("release {number}, degraded on {node}: {why}"), 0, Some(look));
+    }
+    (format!("release {number}"), 0, None)
+}
+
+/// A firewall that does not stand as it was loaded.
+fn open_ports(row: &NodeRow) -> Option<(&NodeName, &str)> {
+    Some((&row.node, row.status.as_ref()?.firewall.as_deref()?))
 }
 
 /// Weights under a serving engine that its node cannot prove any more.
@@ -332,6 +341,9 @@ mod tests {
             Some(serde_json::json!({ "state": "DEGRADED", "reason": "no word from worker" }));
         let status = ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]);
         assert_eq!((&*status.state, status.exit_code), ("release 2, degraded on head: no word from worker", 0));
+        worker.status.as_mut().unwrap().firewall = Some("the table inet sparklane is gone".into());
+        let status = ClusterStatus::of("lab".into(), vec![head.clone(), worker.clone()]);
+        assert_eq!((status.state.contains("firewall of worker: the table"), status.exit_code), (true, 1));
         head.status.as_mut().unwrap().waits_for_ranks = true;
         worker.status.as_mut().unwrap().engine.as_mut().unwrap().active = "failed".into();
         let status = ClusterStatus::of("lab".into(), vec![head, worker]);

@@ -17,7 +17,7 @@ pub fn fingerprint(key: &str) -> Option<String> {
 pub enum Trouble {
     /// No host key of the node is known.
     Unknown,
-    /// The node shows another key than the one that is known.
+    /// The node shows another key than the one that is known, or one that was revoked.
     Changed,
     /// The user's key is not accepted.
     Denied,
@@ -31,9 +31,9 @@ pub enum Trouble {
 #[must_use]
 pub fn trouble(stderr: &str) -> Trouble {
     let says = |words: &[&str]| words.iter().any(|word| stderr.contains(word));
-    if says(&["IDENTIFICATION HAS CHANGED", "host key mismatch"]) {
+    if says(&["IDENTIFICATION HAS CHANGED", "host key mismatch", "REVOKED HOST KEY"]) {
         Trouble::Changed
-    } else if says(&["host key is known for", "Host key verification failed"]) {
+    } else if says(&["host key is known for"]) {
         Trouble::Unknown
     } else if says(&["Permission denied", "Too many authentication failures"]) {
         Trouble::Denied
@@ -68,7 +68,10 @@ mod tests {
     fn what_ssh_says_is_told_apart() {
         let unknown = "No ED25519 host key is known for 10.77.0.10 and you have requested strict checking.\nHost key verification failed.";
         let changed = "@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.";
+        let revoked = "@       WARNING: REVOKED HOST KEY DETECTED!               @\nHost key verification failed.";
         for (stderr, expected) in [
+            (revoked, Trouble::Changed),
+            ("Host key verification failed.", Trouble::Other),
             (unknown, Trouble::Unknown),
             (changed, Trouble::Changed),
             ("op@h: Permission denied (publickey).", Trouble::Denied),

@@ -48,6 +48,8 @@ pub struct Wishes {
     pub name: ClusterName,
     /// Who deploys.
     pub user: String,
+    /// Further arguments of ssh.
+    pub ssh_opts: Vec<String>,
     /// The nodes by rank.
     pub nodes: Vec<Wanted>,
     /// The lane that `deploy` takes when none is named, if the operator named it.
@@ -171,6 +173,10 @@ fn machines(asked: &[Asked<'_>], findings: &mut Findings) {
             };
             findings.add(Level::Warns, name, "docker does not answer; engines run in it", how);
         }
+        if survey.machine.host_keys.is_empty() {
+            let what = "sshd shows a host key that is none of /etc/ssh/ssh_host_*_key.pub, so hostKeys are not written";
+            findings.add(Level::Note, name, what, "known_hosts counts, or write hostKeys by hand");
+        }
         let room = survey.machine.free.get("/var/lib").copied().filter(|free| serves(survey) && *free < ROOM);
         if let Some(free) = room {
             let what = format!("{} GiB are free below /var/lib; an image and its weights take about 200", free >> 30);
@@ -285,6 +291,7 @@ fn cluster(wishes: &Wishes, asked: &[Asked<'_>], halves: &[[Half; 2]], addresses
         cluster.nodes.insert(wanted.name.clone(), node(wishes, asked, (halves, made), before.get(&wanted.name)));
     }
     cluster.ssh.user.clone_from(&wishes.user);
+    cluster.ssh.opts.clone_from(&wishes.ssh_opts);
     cluster.trusted_key = wishes.trusted_key.clone().or(cluster.trusted_key);
     if let Some(lane) = &wishes.lane {
         cluster.default_lane.clone_from(lane);
@@ -307,6 +314,7 @@ fn node(
     };
     let ([half1, half2], [address1, address2]) = (halves, made);
     let kb = survey.facts.files.mem_total_kb.filter(|_| serves(survey));
+    let shown = survey.machine.host_keys.clone();
     let memory = kb.map(|kb| kb.saturating_mul(1024) / MEMORY_STEP * MEMORY_STEP);
     Node {
         role: wanted.role,
@@ -316,7 +324,7 @@ fn node(
         rail1: rail(half1, *address1),
         rail2: rail(half2, *address2),
         memory_bytes: old.and_then(|node| node.memory_bytes).or(memory),
-        host_keys: survey.machine.host_keys.clone(),
+        host_keys: if shown.is_empty() { old.map_or_else(Vec::new, |node| node.host_keys.clone()) } else { shown },
     }
 }
 

@@ -87,6 +87,7 @@ fn wishes() -> Wishes {
     Wishes {
         name: "home".parse().unwrap(),
         user: "operator".into(),
+        ssh_opts: Vec::new(),
         nodes: vec![wanted("head", Role::Head, 0, "192.168.1.11"), wanted("worker", Role::Worker, 1, "192.168.1.12")],
         lane: None,
         usual: ["ray-0731", "lab-a"].map(|lane| lane.parse().unwrap()),
@@ -295,6 +296,18 @@ fn an_edited_file_is_kept_and_only_what_the_machines_say_is_brought_up_to_date()
     let after = again(&edited, &moved);
     let lines = sparklane_init::difference::lines(&nix::plain(&edited), &nix::plain(&after));
     assert!(lines.len() == 1 && lines[0].starts_with("nodes.worker.hostKeys: "), "{lines:#?}");
+    // Keys that sshd does not show are not written over those that someone wrote.
+    moved.machines[1].host_keys.clear();
+    assert_eq!(again(&edited, &moved), edited);
+    let finding = moved.proposal(&wishes()).findings.into_iter().find(|f| f.what.contains("host key"));
+    assert_eq!(finding.map(|f| f.level), Some(Level::Note));
+}
+
+#[test]
+fn further_arguments_of_ssh_are_what_a_deployment_needs_too() {
+    let opts = ["-p", "2222"].map(str::to_owned).to_vec();
+    let wishes = Wishes { ssh_opts: opts.clone(), ..wishes() };
+    assert_eq!(Pair::new().proposal(&wishes).cluster.unwrap().ssh.opts, opts);
 }
 
 /// The file is what Nix and our own reader make of the same cluster.

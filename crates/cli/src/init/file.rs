@@ -60,7 +60,11 @@ impl ClusterFile {
         let wishes = Wishes {
             name,
             user,
-            nodes: nodes(&args.hosts)?,
+            ssh_opts: match existing {
+                Some(cluster) if args.ssh_opts.is_empty() => cluster.ssh.opts.clone(),
+                _ => args.ssh_opts.clone(),
+            },
+            nodes: nodes(&args.hosts, existing)?,
             lane: args.lane.clone(),
             usual: [id::<LaneName>("ray-0731")?, id::<LaneName>("lab-a")?],
             rails: args.rails.clone().or_else(|| existing.and_then(rails_of)),
@@ -148,8 +152,10 @@ fn signing_key(path: &Utf8Path, cluster: &ClusterName) -> Result<(String, Option
     }
 }
 
-/// `head`, then `worker`, or `worker1`, `worker2`, … when there are more.
-fn nodes(hosts: &[String]) -> Result<Vec<Wanted>, InitError> {
+/// As the file that is there calls them; else `head`, then `worker`, or `worker1`, `worker2`, … when there are more.
+fn nodes(hosts: &[String], existing: Option<&Cluster>) -> Result<Vec<Wanted>, InitError> {
+    let called =
+        |rank: u32| existing.and_then(|c| c.nodes.iter().find(|(_, node)| node.rank == rank)).map(|n| n.0.clone());
     if let Some(twice) = hosts.iter().enumerate().find(|(n, host)| hosts.iter().take(*n).any(|h| h == *host)) {
         return Err(InitError::Usage(format!("{} is named twice", twice.1)));
     }
@@ -159,7 +165,8 @@ fn nodes(hosts: &[String]) -> Result<Vec<Wanted>, InitError> {
             (_, 2) => (Role::Worker, "worker".to_owned()),
             (n, _) => (Role::Worker, format!("worker{n}")),
         };
-        Ok(Wanted { name: id::<NodeName>(&name)?, role, rank, host: host.clone() })
+        let name = called(rank).map_or_else(|| id::<NodeName>(&name), Ok)?;
+        Ok(Wanted { name, role, rank, host: host.clone() })
     };
     (0u32..).zip(hosts).map(one).collect()
 }
@@ -188,4 +195,27 @@ where
     T::Err: std::fmt::Display,
 {
     text.parse().map_err(|e: T::Err| InitError::Usage(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_keep_the_names_of_the_file_that_is_there() {
+        let hosts = ["a".to_owned(), "b".to_owned()];
+        let names = |existing: Option<&Cluster>| {
+            nodes(&hosts, existing).unwrap().into_iter().map(|n| n.name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(None), ["head", "worker"]);
+        let rail = |address: &str| serde_json::json!({ "netdev": "rail1", "address": address, "prefix": 24 });
+        let node = |role: &str, rank: u32| {
+            serde_json::json!({ "role": role, "rank": rank, "system": "aarch64-linux", "host": "h",
+                "rail1": rail("10.0.1.1"), "rail2": rail("10.0.2.1") })
+        };
+        let file = serde_json::json!({ "name": "home", "defaultLane": "x", "buildSystem": "x86_64-linux",
+            "ssh": { "user": "u" }, "nodes": { "spark-b": node("worker", 1), "spark-a": node("head", 0) } });
+        let cluster: Cluster = serde_json::from_value(file).unwrap();
+        assert_eq!(names(Some(&cluster)), ["spark-a", "spark-b"]);
+    }
 }

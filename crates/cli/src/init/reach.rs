@@ -32,7 +32,7 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
             name: wanted.name.to_string(),
             user: wishes.user.clone(),
             host: wanted.host.clone(),
-            opts: args.ssh_opts.clone(),
+            opts: wishes.ssh_opts.clone(),
             control: dir.clone(),
         };
         let known = wishes.existing.as_ref().and_then(|c| c.nodes.get(&wanted.name)).map(|node| &node.host_keys);
@@ -45,7 +45,13 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
     let surveys = each(&remotes, |n, remote| {
         may_sudo(remote)?;
         let system = systems.get(n).copied().ok_or_else(|| InitError::Refused(format!("{}: no login", remote.name)))?;
-        survey(remote, &tool::program(system, &args.tool)?)
+        let mut survey = survey(remote, &tool::program(system, &args.tool)?)?;
+        // sshd may have others than those in the usual place: a cluster file with these would lock everybody out.
+        let shown = remote.meet()?;
+        if !survey.machine.host_keys.iter().any(|key| shown.contains(key)) {
+            survey.machine.host_keys.clear();
+        }
+        Ok(survey)
     })?;
     let named = wishes.nodes.iter().map(|w| w.name.clone()).zip(remotes).collect();
     Ok(Reached { remotes: named, surveys })

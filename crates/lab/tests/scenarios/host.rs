@@ -178,13 +178,21 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
     ] {
         rig.sh("head", harm);
         let status = rig.plain(&["status"]);
-        assert!(status.stdout.contains(word) && status.stdout.contains(mend), "{status:#?}");
+        assert!(status.code == 1 && status.stdout.contains(word) && status.stdout.contains(mend), "{status:#?}");
         firewall_rows(&rig, ["failed", "ok"]);
         paths.are(true);
         rig.sh("head", mend);
         firewall_rows(&rig, ["ok", "ok"]);
         paths.are(false);
     }
+
+    // What keeps the table from being loaded keeps an engine from starting, and only for as long as it does.
+    rig.sh("head", "mv /usr/sbin/nft /usr/sbin/nft.away && docker kill sparklane-engine");
+    rig.until("the unit failed", 30, || {
+        rig.sh("head", "journalctl -q -o cat -u sparklane-firewall -n 20").contains("nft was not found")
+    });
+    rig.sh("head", "mv /usr/sbin/nft.away /usr/sbin/nft");
+    rig.comes_to_one_release("lab-a", 60);
 
     // A lane that fails leaves the table as it was; a reboot brings it back before the engine.
     rig.deploy("lab-broken").is(3, "rolled-back");

@@ -110,10 +110,14 @@ Description=sparklane: the ranks' ports over the rails only (nftables)
 Documentation=file:/etc/sparklane/firewall.nft
 After=sparklane-resolve.service nftables.service ufw.service netfilter-persistent.service
 RequiresMountsFor=/nix
+StartLimitIntervalSec=0
 
 [Service]
 Type=oneshot
 ExecStart=/nix/var/nix/profiles/sparklane/bin/sparklane node firewall
+Restart=on-failure
+RestartMode=direct
+RestartSec=5
 CapabilityBoundingSet=CAP_NET_ADMIN
 LockPersonality=yes
 MemoryDenyWriteExecute=yes
