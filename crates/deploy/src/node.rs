@@ -49,7 +49,12 @@ impl NodeHandle {
         if answer.code != 0 {
             return Err(self.refused(&answer));
         }
-        Ok(serde_json::from_str(&answer.stdout).ok())
+        match read(&answer.stdout) {
+            Ok(status) => Ok(Some(status)),
+            // A tool of another time, in whose place the new one asks.
+            Err(_) if read::<serde_json::Map<String, serde_json::Value>>(&answer.stdout).is_ok() => Ok(None),
+            Err(error) => Err(self.odd(&error)),
+        }
     }
 
     /// Stages, or only checks.
@@ -104,8 +109,7 @@ impl NodeHandle {
         if answer.code != 0 {
             return Err(self.refused(&answer));
         }
-        let odd = |e: serde_json::Error| DeployError::Refused(format!("{}: odd answer: {e}", self.member.node));
-        serde_json::from_str(&answer.stdout).map(Some).map_err(odd)
+        read(&answer.stdout).map(Some).map_err(|e| self.odd(&e))
     }
 
     fn ask<T: DeserializeOwned>(&self, words: &[&str], input: &[u8]) -> Result<T, DeployError> {
@@ -114,8 +118,11 @@ impl NodeHandle {
         if answer.code != 0 {
             return Err(self.refused(&answer));
         }
-        serde_json::from_str(&answer.stdout)
-            .map_err(|e| DeployError::Refused(format!("{}: odd answer: {e}", self.member.node)))
+        read(&answer.stdout).map_err(|e| self.odd(&e))
+    }
+
+    fn odd(&self, error: &serde_json::Error) -> DeployError {
+        DeployError::Refused(format!("{}: odd answer: {error}; what does its tool print there?", self.member.node))
     }
 
     /// True when the node has no such tool, which is not the tool's own failure.
@@ -131,5 +138,28 @@ impl NodeHandle {
         let text = if text.is_empty() { format!("exit code {}", answer.code) } else { text.to_owned() };
         let text = format!("{}: {text}", self.member.node);
         if answer.code == 5 { DeployError::Busy(text) } else { DeployError::Refused(text) }
+    }
+}
+
+/// Lines that a login shell may print before the tool's answer.
+const GREETING: usize = 50;
+
+/// An answer, behind whatever a login shell printed before it.
+fn read<T: DeserializeOwned>(stdout: &str) -> Result<T, serde_json::Error> {
+    let lines = stdout.match_indices('\n').take(GREETING).filter_map(|(at, _)| stdout.get(at + 1..));
+    let whole = serde_json::from_str(stdout);
+    let Err(error) = whole else { return whole };
+    lines.filter(|rest| !rest.is_empty()).find_map(|rest| serde_json::from_str(rest).ok()).ok_or(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_before_the_answer_is_passed_over() {
+        assert_eq!(read::<Vec<u8>>("[1]\n").unwrap(), [1]);
+        assert_eq!(read::<Vec<u8>>("Welcome\n\n[1,\n2]\n").unwrap(), [1, 2]);
+        assert!(read::<Vec<u8>>("Welcome\n").is_err() && read::<Vec<u8>>("").is_err());
     }
 }

@@ -93,7 +93,7 @@ fn may(s: Subject<'_>, l: &Listener) -> May {
     let engine = live.docker.as_ref().and_then(|d| d.container.as_ref()).map(|c| c.id.as_str());
     let of_engine = engine.is_some() && l.container.as_deref() == engine;
     let on_rail = s.rails().iter().any(|(_, rail)| rail.address.parse() == Ok(address));
-    if on_rail && (of_engine || process == "sparklane") {
+    if on_rail && (of_engine || ours(l)) {
         return May::Yes;
     }
     let Some(deployed) = live.generation.as_ref().filter(|_| of_engine) else { return May::No };
@@ -119,6 +119,9 @@ const USUAL: [(u16, &[&str]); 7] = [
     (41641, &["tailscaled"]),
 ];
 
+/// Users from here on are people (login.defs: `UID_MIN`).
+const FIRST_USER: u32 = 1000;
+
 /// Ports that the kernel hands out from here on (`net.ipv4.ip_local_port_range`).
 const HANDED_OUT: u16 = 32768;
 
@@ -127,9 +130,15 @@ const HANDED_OUT: u16 = 32768;
 fn udp(s: Subject<'_>, l: &Listener, address: IpAddr, process: &str) -> bool {
     let heartbeats = s.facts.live.generation.as_ref().and_then(|g| g.heartbeats);
     let on_rail = s.rails().iter().any(|(_, rail)| rail.address.parse() == Ok(address));
-    let beats = on_rail && process == "sparklane" && heartbeats == Some(l.port);
+    let beats = on_rail && ours(l) && heartbeats == Some(l.port);
     let usual = USUAL.iter().any(|(port, processes)| *port == l.port && processes.contains(&process));
+    let usual = usual && l.uid < FIRST_USER;
     beats || usual || l.port >= HANDED_OUT && l.container.is_none()
+}
+
+/// A name is anybody's to choose; the user is not.
+fn ours(l: &Listener) -> bool {
+    l.process.as_deref() == Some("sparklane") && l.uid == 0
 }
 
 fn allows(allowed: &AllowedListener, l: &Listener) -> bool {

@@ -291,6 +291,9 @@ fn listeners_that_nobody_asked_for() {
     // On a rail, but of no container of ours.
     let stray = json!({"address": "10.0.0.1", "port": 9999, "uid": 0, "process": "nc", "container": null});
     names(|p| with(p, stray), Check::Listeners, "10.0.0.1:9999", "fabric.listeners");
+    // A name of ours, and somebody else's program.
+    let named = json!({"address": "10.0.0.1", "port": 4444, "uid": 1001, "process": "sparklane", "container": null});
+    names(|p| with(p, named), Check::Listeners, "10.0.0.1:4444 (sparklane, uid 1001)", "fabric.listeners");
     // mp's rendezvous binds every interface.
     let rendezvous = json!({"address": "::", "port": 6379, "uid": 0, "process": "python", "container": "c".repeat(64)});
     let open = |p: &mut Pair| {

@@ -15,7 +15,8 @@ use crate::paths::HostPaths;
 use crate::process;
 
 /// What to do about a table that is not as it should be.
-pub const REMEDY: &str = "sudo systemctl start sparklane-firewall.service";
+pub const REMEDY: &str =
+    "sudo systemctl start sparklane-firewall.service (its file was edited? nix run .#deploy -- --replace-edited)";
 
 /// What was loaded in this boot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -129,7 +129,7 @@ impl RealNode {
         }
         let (old, new) = (self.old()?, self.new_generation()?);
         let scratch = self.paths.txn(&spec.txn).join("scratch");
-        let checked = validate::check(&self.paths.in_store(&spec.to.path), &new, &scratch);
+        let checked = validate::check(&self.paths, &self.paths.in_store(&spec.to.path), &new, &scratch);
         let _gone = std::fs::remove_dir_all(&scratch);
         checked?;
         let inventory = self.inventory(old.as_ref(), &new)?;

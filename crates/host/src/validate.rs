@@ -6,17 +6,29 @@ use sparklane_lane::generation::FileKind;
 
 use crate::error::HostError;
 use crate::files;
+use crate::paths::HostPaths;
 use crate::process;
 
 /// Where the unit expects the tool.
 const PROFILE: &str = "/nix/var/nix/profiles/sparklane";
 
+/// Where others put their part of the network.
+const NETPLAN: &str = "/etc/netplan";
+
 /// Checks every managed file of a closure; `scratch` is an empty folder for checks that need a tree.
 ///
 /// # Errors
 /// All refusals at once, each with the checker's words.
-pub fn check(closure: &Utf8Path, generation: &Generation, scratch: &Utf8Path) -> Result<(), HostError> {
+pub fn check(
+    paths: &HostPaths,
+    closure: &Utf8Path,
+    generation: &Generation,
+    scratch: &Utf8Path,
+) -> Result<(), HostError> {
     let mut refused = Vec::new();
+    if generation.files.values().any(|file| file.kind == FileKind::Netplan) {
+        others(paths, generation, scratch)?;
+    }
     for (path, file) in &generation.files {
         let content = closure.join(path.trim_start_matches('/'));
         match std::fs::read(&content) {
@@ -29,6 +41,19 @@ pub fn check(closure: &Utf8Path, generation: &Generation, scratch: &Utf8Path) ->
         }
     }
     if refused.is_empty() { Ok(()) } else { Err(HostError::Refused(refused.join("; "))) }
+}
+
+/// The network is made of all files together, so one of somebody else's that netplan refuses would stop a switch half-way.
+fn others(paths: &HostPaths, generation: &Generation, scratch: &Utf8Path) -> Result<(), HostError> {
+    let Ok(entries) = paths.managed(NETPLAN).read_dir_utf8() else { return Ok(()) };
+    for entry in entries.flatten() {
+        let path = format!("{NETPLAN}/{}", entry.file_name());
+        if path.ends_with(".yaml") && !generation.files.contains_key(path.as_str()) {
+            let bytes = std::fs::read(entry.path()).map_err(HostError::file("read", entry.path()))?;
+            files::write_atomic(&scratch.join(path.trim_start_matches('/')), &bytes, 0o600)?;
+        }
+    }
+    Ok(())
 }
 
 fn check_kind(kind: FileKind, path: &str, closure: &Utf8Path, scratch: &Utf8Path) -> Result<(), HostError> {

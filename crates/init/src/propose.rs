@@ -121,7 +121,9 @@ pub fn propose(wishes: &Wishes, surveys: &[Survey]) -> Proposal {
     let mut findings = Findings::default();
     let asked: Vec<Asked<'_>> = wishes.nodes.iter().zip(surveys).collect();
     machines(&asked, &mut findings);
-    let halves: Option<Vec<[Half; 2]>> = asked.iter().map(|one| halves(wishes, one, &mut findings)).collect();
+    // All nodes are looked at, so that a person mends all in one go.
+    let each: Vec<Option<[Half; 2]>> = asked.iter().map(|one| halves(wishes, one, &mut findings)).collect();
+    let halves: Option<Vec<[Half; 2]>> = each.into_iter().collect();
     let cluster = halves.and_then(|halves| {
         let Some(addresses) = rails::addresses(&halves, &taken(&asked, &halves)) else {
             findings.add(
@@ -218,6 +220,15 @@ fn halves(wishes: &Wishes, (wanted, survey): &Asked<'_>, findings: &mut Findings
     };
     match chosen {
         Ok((halves, odd)) => {
+            if let Some(why) = halves.iter().find_map(|half| no_rail(survey, half, &wanted.host)) {
+                findings.add(
+                    Level::Stops,
+                    Some(&wanted.name),
+                    why,
+                    "name the netdevs of the cable: --rails NETDEV,NETDEV",
+                );
+                return None;
+            }
             for what in odd {
                 findings.add(
                     Level::Note,
@@ -232,6 +243,21 @@ fn halves(wishes: &Wishes, (wanted, survey): &Asked<'_>, findings: &mut Findings
             findings.add(Level::Stops, Some(&wanted.name), what, remedy);
             None
         }
+    }
+}
+
+/// Why a netdev cannot be a rail: a deployment sets its addresses and MTU, and would cut off who is not on the cable.
+fn no_rail(survey: &Survey, half: &Half, host: &str) -> Option<String> {
+    let (live, netdev) = (&survey.facts.live, &half.netdev);
+    let reached = live.addresses.iter().any(|a| a.netdev == *netdev && a.address.to_string() == host);
+    if netdev == "lo" {
+        Some("lo is no rail".to_owned())
+    } else if reached {
+        Some(format!("{netdev} is the way by which it is managed ({host})"))
+    } else if live.routes.iter().any(|r| r.netdev == *netdev && r.destination.is_none()) {
+        Some(format!("{netdev} has the default route"))
+    } else {
+        None
     }
 }
 

@@ -123,6 +123,18 @@ fn stops(change: impl FnOnce(&mut Pair), word: &str, remedy: &str) {
     assert!(stop.is_some_and(|f| f.remedy.contains(remedy)), "{word}: {:#?}", proposal.findings);
 }
 
+#[test]
+fn a_rail_is_neither_the_way_in_nor_the_way_out() {
+    let named = |netdev: &str| {
+        let rails = Some([netdev.to_owned(), "enP2p1s0f0np0".to_owned()]);
+        let proposal = Pair::new().proposal(&Wishes { rails, ..wishes() });
+        proposal.findings.into_iter().filter(|f| f.level == Level::Stops).map(|f| f.what).collect::<Vec<_>>()
+    };
+    assert!(named("enP7s7").iter().all(|what| what.contains("is managed") || what.contains("default route")));
+    assert_eq!(named("enP7s7").len(), 2, "on both nodes");
+    assert!(named("enp1s0f0np0").is_empty());
+}
+
 /// A cluster is proposed, with these addresses of rail 1 and rail 2 of head and worker.
 #[track_caller]
 fn proposes(pair: &Pair, expected: [[&str; 2]; 2]) -> (Cluster, Vec<String>) {

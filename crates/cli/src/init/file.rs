@@ -213,7 +213,7 @@ mod tests {
             serde_json::json!({ "role": role, "rank": rank, "system": "aarch64-linux", "host": "h",
                 "rail1": rail("10.0.1.1"), "rail2": rail("10.0.2.1") })
         };
-        let file = serde_json::json!({ "name": "home", "defaultLane": "x", "buildSystem": "x86_64-linux",
+        let file = serde_json::json!({ "name": "home", "description": "d", "defaultLane": "x", "buildSystem": "x86_64-linux",
             "ssh": { "user": "u" }, "nodes": { "spark-b": node("worker", 1), "spark-a": node("head", 0) } });
         let cluster: Cluster = serde_json::from_value(file).unwrap();
         assert_eq!(names(Some(&cluster)), ["spark-a", "spark-b"]);

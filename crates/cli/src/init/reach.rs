@@ -48,6 +48,7 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
         let mut survey = survey(remote, &tool::program(system, &args.tool)?)?;
         // sshd may have others than those in the usual place: a cluster file with these would lock everybody out.
         let shown = remote.meet()?;
+        named_one(args, remote, &shown)?;
         if !survey.machine.host_keys.iter().any(|key| shown.contains(key)) {
             survey.machine.host_keys.clear();
         }
@@ -108,6 +109,18 @@ fn believe(args: &Args, remote: &Remote, keys: &[String], manner: Manner) -> Res
         remote.name,
         prints.first().map_or("", String::as_str)
     )))
+}
+
+/// A fingerprint that the operator named counts for a node that is known already, too.
+fn named_one(args: &Args, remote: &Remote, shown: &[String]) -> Result<(), InitError> {
+    let named = args.host_key.iter().find(|(host, _)| *host == remote.host || *host == remote.name);
+    let prints: Vec<String> = shown.iter().filter_map(|key| fingerprint(key)).collect();
+    match named {
+        Some((_, wanted)) if !prints.contains(wanted) => {
+            Err(InitError::Refused(format!("{}: its host key is {}, not {wanted}", remote.name, prints.join(" "))))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Asks all nodes at once; all that fail are told.

@@ -244,6 +244,24 @@ fn a_sound_change_of_the_rails_network_is_applied_and_taken_back() {
     rig.one_release("lab-a");
 }
 
+/// netplan reads all files together, so one that it refuses is found before anything stops, whoever wrote it.
+#[test]
+#[ignore = "needs the lab"]
+fn somebody_elses_netplan_file_that_is_broken_refuses_before_anything_stops() {
+    let mut rig = Rig::on_a();
+    let before = rig.one_release("lab-a");
+    let cluster = Cluster::and(&mut rig, "host.rails.mtu = 8000;");
+    let theirs = "/etc/netplan/01-admin.yaml";
+    rig.sh("worker", &format!("mkdir -p /etc/netplan && printf 'network: [\\n' > {theirs} && chmod 600 {theirs}"));
+    let started = rig.sh("head", "systemctl show -P ActiveEnterTimestampMonotonic sparklane-engine");
+    let said = rig.deploy("lab-b");
+    rig.sh("worker", &format!("rm {theirs}"));
+    said.is(1, "refused").because(&["worker", "01-admin.yaml"]);
+    assert_eq!(rig.sh("head", "systemctl show -P ActiveEnterTimestampMonotonic sparklane-engine"), started);
+    drop(cluster);
+    assert_eq!(rig.one_release("lab-a"), before);
+}
+
 /// The interface that the operator comes in by, taken for a rail: it loses its address, and nobody can help from outside.
 #[test]
 #[ignore = "needs the lab"]
