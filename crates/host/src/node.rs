@@ -5,7 +5,7 @@ use std::sync::mpsc::Sender;
 
 use camino::Utf8PathBuf;
 use sparklane_lane::Generation;
-use sparklane_lane::generation::{FileKind, GateScope};
+use sparklane_lane::generation::{FileKind, GateKind, GateScope};
 use sparklane_txn::plan::{Before, Direction, ENGINE_UNIT, Found, Inventory, Refresh, plan};
 use sparklane_txn::spec::{Answer, Deadline, Fault, Side, Spec};
 use sparklane_txn::{Boot, Clock as _, Node, Record, Step};
@@ -302,8 +302,11 @@ impl Node for RealNode {
         if wrong.is_empty()
             && restarted
             && boot == Boot::Same
-            && let Ok(Some(old)) = self.old()
+            && let Ok(Some(mut old)) = self.old()
         {
+            // What a machine finds around it (a stranger's listener, a cable) no transaction has changed: that it is as it
+            // was when the old lane passed is nothing that a way back could prove.
+            old.gates.retain(|gate| !matches!(gate.kind, GateKind::Fabric { .. }));
             // A head driven alone (stock deploy-rs) cannot serve while its worker is at another generation; the client
             // brings that back only after us. That the old unit is on its way is all that can be proved.
             if spec.role.decides() && spec.release.is_none() {

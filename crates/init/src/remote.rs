@@ -49,7 +49,8 @@ pub enum Entered {
 pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
     let answer = remote.login(&["uname", "-m"], QUICK)?;
     if answer.code == 0 {
-        let kind = answer.stdout.trim();
+        // A login script may greet before.
+        let kind = answer.stdout.trim().lines().last().unwrap_or_default();
         let known = [System::Aarch64Linux, System::X86_64Linux].into_iter().find(|s| s.uname_machine() == kind);
         return known
             .map(Entered::In)
@@ -162,10 +163,33 @@ fn write(path: &Utf8Path, text: &str, mode: u32) -> std::io::Result<()> {
     if let Some(parent) = path.parent().filter(|dir| !dir.as_str().is_empty()) {
         std::fs::create_dir_all(parent)?;
     }
-    let new = path.with_file_name(format!(".{}.new", path.file_name().unwrap_or("init")));
+    let new = path.with_file_name(format!(".{}.{}", path.file_name().unwrap_or("init"), std::process::id()));
     let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(mode).open(&new)?;
     file.set_permissions(std::fs::Permissions::from_mode(mode))?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
-    std::fs::rename(&new, path)
+    if mode & 0o077 != 0 {
+        return std::fs::rename(&new, path);
+    }
+    // A secret that another run made meanwhile is trusted somewhere by now: never written over.
+    let made = std::fs::hard_link(&new, path);
+    std::fs::remove_file(&new)?;
+    made
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_never_written_over_and_other_files_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = Utf8Path::from_path(dir.path()).unwrap().join("x");
+        write(&path, "first", 0o600).unwrap();
+        assert!(write(&path, "second", 0o600).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "first");
+        write(&path, "third", 0o644).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "third");
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1, "nothing is left beside it");
+    }
 }

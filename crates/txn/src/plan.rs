@@ -185,7 +185,11 @@ pub fn plan(
     inventory: &Inventory,
 ) -> Result<Vec<Step>, Refused> {
     let files = file_steps(spec, old, new, inventory)?;
-    let kinds = changed_kinds(old, new, &files);
+    let mut kinds = changed_kinds(old, new, &files);
+    if !spec.goal.restarts_engine() {
+        // The old engine runs on, behind its own table; the new one's start loads the new table.
+        kinds.remove(&Refresh::Firewall);
+    }
     let restart =
         spec.goal.restarts_engine() && (spec.restart_engine || !inventory.engine_active || engine_changed(old, new));
     let mut steps = Vec::new();

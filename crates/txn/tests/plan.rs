@@ -114,6 +114,17 @@ fn a_boot_goal_touches_no_unit() {
 }
 
 #[test]
+fn a_boot_goal_leaves_the_running_engine_behind_its_own_table() {
+    const TABLE: &str = "/etc/sparklane/firewall.nft";
+    let (old, new) = (generation("--a", &[(TABLE, "t", FileKind::Firewall)]), generation("--b", &[]));
+    let refreshes = |goal| {
+        let steps = plan(&spec(goal), Some(&old), &new, &inventory(&[(TABLE, file("t"))])).unwrap();
+        steps.iter().filter(|s| matches!(s, Step::Refresh { what: Refresh::Firewall, .. })).count()
+    };
+    assert_eq!((refreshes(Goal::Switch), refreshes(Goal::Boot)), (2, 0));
+}
+
+#[test]
 fn everything_in_the_way_is_said_at_once() {
     let old = generation("--a", &[("/etc/ours", "o", FileKind::Plain), ("/etc/gone", "g", FileKind::Plain)]);
     let new = generation(

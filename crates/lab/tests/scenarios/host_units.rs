@@ -112,6 +112,14 @@ fn a_lane_that_asks_for_it_goes_back_when_its_node_is_not_as_it_must_be() {
     let said = rig.deploy("lab-fabric");
     std::fs::remove_file(lanes.join("lab-fabric.nix")).unwrap();
     said.is(0, "committed");
-    rig.one_release("lab-fabric");
+    let serving = rig.one_release("lab-fabric");
+    // What no transaction has changed keeps nobody from going back to it.
+    rig.sh(
+        "worker",
+        "systemd-run --quiet --collect --unit sl-stray systemd-socket-activate --accept -l 0.0.0.0:9999 cat",
+    );
+    rig.deploy("lab-broken").is(3, "rolled-back").because(&["tokens"]);
+    rig.sh("worker", "systemctl stop sl-stray");
+    assert_eq!(rig.one_release("lab-fabric"), serving);
     rig.app(&["rollback", "--to", "lane:lab-a"]).is(0, "committed");
 }
