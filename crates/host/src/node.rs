@@ -90,7 +90,9 @@ impl RealNode {
             }
             found.insert(path.clone(), looked);
         }
-        Ok(Inventory { found, engine_active: self.units.status(ENGINE_UNIT)?.is_up() })
+        let flushed = old.and_then(|old| firewall::trouble(&self.paths, old)).is_some();
+        let astray = flushed.then_some(Refresh::Firewall).into_iter().collect();
+        Ok(Inventory { found, engine_active: self.units.status(ENGINE_UNIT)?.is_up(), astray })
     }
 
     /// Copies of managed files that someone edited, for the operator who chose to replace them.

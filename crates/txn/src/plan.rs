@@ -167,6 +167,8 @@ pub struct Inventory {
     pub found: BTreeMap<String, Found>,
     /// Whether the engine's unit runs or is about to.
     pub engine_active: bool,
+    /// What runs otherwise than the files say that it was made from, though they are as they should be.
+    pub astray: BTreeSet<Refresh>,
 }
 
 /// Why a plan cannot be made; all reasons at once.
@@ -186,6 +188,7 @@ pub fn plan(
 ) -> Result<Vec<Step>, Refused> {
     let files = file_steps(spec, old, new, inventory)?;
     let mut kinds = changed_kinds(old, new, &files);
+    kinds.extend(&inventory.astray);
     if !spec.goal.restarts_engine() {
         // The old engine runs on, behind its own table; the new one's start loads the new table.
         kinds.remove(&Refresh::Firewall);

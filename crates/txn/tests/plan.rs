@@ -63,7 +63,8 @@ fn file(sha: &str) -> Found {
 }
 
 fn inventory(found: &[(&str, Found)]) -> Inventory {
-    Inventory { found: found.iter().map(|(p, f)| ((*p).to_owned(), f.clone())).collect(), engine_active: true }
+    let found = found.iter().map(|(p, f)| ((*p).to_owned(), f.clone())).collect();
+    Inventory { found, engine_active: true, ..Inventory::default() }
 }
 
 const UNIT: &str = "/etc/systemd/system/sparklane-engine.service";
@@ -122,6 +123,10 @@ fn a_boot_goal_leaves_the_running_engine_behind_its_own_table() {
         steps.iter().filter(|s| matches!(s, Step::Refresh { what: Refresh::Firewall, .. })).count()
     };
     assert_eq!((refreshes(Goal::Switch), refreshes(Goal::Boot)), (2, 0));
+    // One that was flushed is loaded again though its file is as it was.
+    let flushed = Inventory { astray: [Refresh::Firewall].into(), ..inventory(&[(TABLE, file("t"))]) };
+    let steps = plan(&spec(Goal::Switch), Some(&old), &old, &flushed).unwrap();
+    assert!(steps.contains(&Step::Refresh { what: Refresh::Firewall, direction: Direction::Forward }), "{steps:?}");
 }
 
 #[test]

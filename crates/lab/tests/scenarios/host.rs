@@ -186,6 +186,12 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
         paths.are(false);
     }
 
+    // A deployment of the same lane brings it back too.
+    rig.sh("worker", "nft delete table inet sparklane");
+    rig.deploy("lab-a").is(0, "committed");
+    paths.are(false);
+    rig.deploy("lab-a").is(0, "unchanged");
+
     // What keeps the table from being loaded keeps an engine from starting, and only for as long as it does.
     rig.sh("head", "mv /usr/sbin/nft /usr/sbin/nft.away && docker kill sparklane-engine");
     rig.until("the unit failed", 30, || {
