@@ -172,6 +172,10 @@ fn supervisor_that_hangs_is_ended_by_systemd_and_the_lane_heals() {
     rig.sh("worker", &format!("mkdir -p {folder} && {soon} > {folder}/soon.conf && systemctl daemon-reload"));
     drop(rig);
     let (rig, before) = serving();
+    // The start asked for more time, which counts here too until the next word.
+    let heard = || rig.sh("worker", "systemctl show -P WatchdogTimestampMonotonic sparklane-engine");
+    let first = heard();
+    rig.until("systemd hears of it again", 20, || heard() != first);
     harmed(&rig, &before, || drop(rig.sh("worker", "kill -STOP $(systemctl show -P MainPID sparklane-engine)")));
     rig.sh("worker", &format!("rm -r {folder} && systemctl daemon-reload"));
     rig.one_release("lab-a");
