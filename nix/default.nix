@@ -106,15 +106,17 @@ in
     path = ./template;
     description = "your own cluster on top of sparklane";
   };
-}
-# These look at nixpkgs as soon as they are evaluated, which `nix flake check` does.
-// (if !lib.fromSource then { } else {
-  devShells = forSystems lib.systems (system:
+
+  # Attributes of their own, not a condition around them: what this set holds must be known without a look at `prebuilt`,
+  # whose place is relative to this flake itself (Nix 2.26 would not come to an end).
+  devShells = if !lib.fromSource then { } else forSystems lib.systems (system:
     let pkgs = nixpkgs.legacyPackages.${system};
     in {
       default = pkgs.mkShell {
         packages = with pkgs; [ cargo clippy rustfmt rustc nix ];
       };
     });
-  formatter = forSystems lib.systems (system: nixpkgs.legacyPackages.${system}.nixfmt);
-})
+  formatter =
+    if !lib.fromSource then { }
+    else forSystems lib.systems (system: nixpkgs.legacyPackages.${system}.nixfmt);
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sparklane_host::HostPaths;
 use sparklane_host::stage::{StageRequest, Staged};
 use sparklane_host::status::NodeStatus;
@@ -52,7 +53,7 @@ impl NodeHandle {
         match read(&answer.stdout) {
             Ok(status) => Ok(Some(status)),
             // A tool of another time, in whose place the new one asks.
-            Err(_) if read::<serde_json::Map<String, serde_json::Value>>(&answer.stdout).is_ok() => Ok(None),
+            Err(_) if read::<serde_json::Map<String, Value>>(&answer.stdout).is_ok() => Ok(None),
             Err(error) => Err(self.odd(&error)),
         }
     }
@@ -147,9 +148,26 @@ const GREETING: usize = 50;
 /// An answer, behind whatever a login shell printed before it.
 fn read<T: DeserializeOwned>(stdout: &str) -> Result<T, serde_json::Error> {
     let lines = stdout.match_indices('\n').take(GREETING).filter_map(|(at, _)| stdout.get(at + 1..));
-    let whole = serde_json::from_str(stdout);
-    let Err(error) = whole else { return whole };
-    lines.filter(|rest| !rest.is_empty()).find_map(|rest| serde_json::from_str(rest).ok()).ok_or(error)
+    let whole = serde_json::from_str::<Value>(stdout);
+    let found = match whole {
+        Ok(value) => value,
+        Err(error) => lines
+            .filter(|rest| !rest.trim().is_empty())
+            .find_map(|rest| serde_json::from_str(rest).ok())
+            .ok_or(error)?,
+    };
+    serde_json::from_value(harmless(found))
+}
+
+/// Names of processes and files are anybody's to choose, and what a node reports ends on the operator's terminal.
+fn harmless(value: Value) -> Value {
+    let control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match value {
+        Value::String(text) => Value::String(text.replace(control, "\u{fffd}")),
+        Value::Array(items) => items.into_iter().map(harmless).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(key, value)| (key, harmless(value))).collect(),
+        other => other,
+    }
 }
 
 #[cfg(test)]
@@ -160,6 +178,7 @@ mod tests {
     fn a_greeting_before_the_answer_is_passed_over() {
         assert_eq!(read::<Vec<u8>>("[1]\n").unwrap(), [1]);
         assert_eq!(read::<Vec<u8>>("Welcome\n\n[1,\n2]\n").unwrap(), [1, 2]);
+        assert_eq!(read::<Vec<String>>(r#"["\u001b[2Jx\ny"]"#).unwrap(), ["\u{fffd}[2Jx\ny"]);
         assert!(read::<Vec<u8>>("Welcome\n").is_err() && read::<Vec<u8>>("").is_err());
     }
 }

@@ -39,6 +39,11 @@ fn every_example_of_the_pages_works_in_its_order() {
     let options =
         UpOptions { prebuilt: Some(workspace.join("prebuilt")), flake: Some(workspace), state_size_mib: None };
     let lab = Lab::up(paths, &options, &|text| eprintln!("{text}")).unwrap();
+    // README's first step on real Sparks, with nothing overridden.
+    let own =
+        "cd $(mktemp -d) && nix flake init -t path:/root/sparklane && grep -q mkCluster flake.nix && ls cluster.nix";
+    let output = lab.exec("control", &["bash", "-lc", own]).unwrap();
+    assert_eq!(output.code, Some(0), "{}\n{}", output.stdout, output.stderr);
     for example in examples {
         // As the page says: on the lab's control machine the program comes from /root/prebuilt, not from nixpkgs.
         let example = example.replacen("nix run", "nix run --override-input prebuilt path:/root/prebuilt", 1);

@@ -29,7 +29,10 @@ pub fn of(root: &Root, sockets: Vec<Socket>) -> Vec<Listener> {
             address: socket.address,
             port: socket.port,
             uid: socket.uid,
-            process: pid.and_then(|pid| root.text(&format!("proc/{pid}/comm"))),
+            // A process may name itself anything, a line of a table too.
+            process: pid
+                .and_then(|pid| root.text(&format!("proc/{pid}/comm")))
+                .map(|name| name.replace(char::is_control, "\u{fffd}")),
             container: pid.and_then(|pid| container(&root.text(&format!("proc/{pid}/cgroup"))?)),
         }
     };
