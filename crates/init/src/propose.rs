@@ -143,7 +143,7 @@ pub fn propose(wishes: &Wishes, surveys: &[Survey]) -> Proposal {
             Level::Stops,
             None,
             problem.to_string(),
-            "mend the file, or move it away and let it be proposed anew",
+            "mend the file, or have another one proposed: --file FILE",
         );
     }
     let stops = findings.0.iter().any(|f| f.level == Level::Stops);

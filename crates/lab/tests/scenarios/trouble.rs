@@ -153,9 +153,12 @@ fn journal_that_is_full_keeps_nothing_from_healing() {
     // The engine's last lines are the supervisor's own; the journal's are missing.
     assert!(rig.try_sh("worker", &format!("test -s {folder}/engine.log")), "{failure}");
     let deployed = rig.deploy("lab-b");
-    for node in NODES {
-        rig.sh(node, "umount /var/log/journal /run/log/journal; systemctl restart systemd-journald");
-    }
+    let mend = "umount /var/log/journal /run/log/journal; systemctl reset-failed 'systemd-journald*'; \
+        systemctl restart systemd-journald; true";
+    NODES.iter().for_each(|node| drop(rig.sh(node, mend)));
+    // A journald that just ended may be refused a start for a moment.
+    let writes = "systemctl start systemd-journald; logger it writes again; journalctl -q -o cat -n 50 | grep -q 'it writes again'";
+    rig.until("journald writes again", 60, || NODES.iter().all(|node| rig.try_sh(node, writes)));
     deployed.is(0, "committed");
     rig.deploy("lab-a").is(0, "committed");
     assert!(rig.sh("worker", "journalctl -q -o cat -n 50").contains(line));
