@@ -3,6 +3,7 @@
 //! `site` knows flake and cluster, `nix` builds, signs and copies, `ssh` reaches a node, `node` asks it, `link` carries
 //! the protocol of crates/txn, `flow` puts them in order, `verdict` is what a person or a program is told, `weights` moves weights between nodes.
 
+pub mod answer;
 pub mod cancel;
 pub mod error;
 pub mod flow;

@@ -2,12 +2,11 @@
 //! run and removed again.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::time::Duration;
 
 use camino::Utf8Path;
 use sha2::{Digest as _, Sha256};
+use sparklane_deploy::answer;
 use sparklane_deploy::ssh::Remote;
 use sparklane_lane::{NodeName, System};
 
@@ -111,7 +110,7 @@ pub fn survey(remote: &Remote, program: &[u8]) -> Result<Survey, InitError> {
         let why = answer.stderr.trim();
         return Err(refused(remote, &format!("cannot be looked at (exit code {}): {why}", answer.code)));
     }
-    serde_json::from_str(&answer.stdout).map_err(|e| {
+    answer::read(&answer.stdout).map_err(|e| {
         refused(remote, &format!("odd answer ({e}); the program that was copied there must be of this version"))
     })
 }
@@ -154,26 +153,25 @@ impl Hands for Ssh {
     }
 
     fn write(&mut self, file: &LocalFile) -> Result<(), String> {
-        write(&file.path, &file.text, file.mode).map_err(|e| format!("{}: {e}", file.path))
+        write(&file.path, &file.text, file.mode)
     }
 }
 
-/// Whole or not at all, and never readable by more than its mode says.
-fn write(path: &Utf8Path, text: &str, mode: u32) -> std::io::Result<()> {
+/// Whole or not at all. A secret that is there is never written over.
+fn write(path: &Utf8Path, text: &str, mode: u32) -> Result<(), String> {
+    let at = |e: std::io::Error| format!("{path}: {e}");
     if let Some(parent) = path.parent().filter(|dir| !dir.as_str().is_empty()) {
-        std::fs::create_dir_all(parent)?;
+        std::fs::create_dir_all(parent).map_err(at)?;
     }
-    let new = path.with_file_name(format!(".{}.{}", path.file_name().unwrap_or("init"), std::process::id()));
-    let mut file = std::fs::OpenOptions::new().create(true).write(true).truncate(true).mode(mode).open(&new)?;
-    file.set_permissions(std::fs::Permissions::from_mode(mode))?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
+    let put = |path: &Utf8Path| sparklane_durable::write(path, text.as_bytes(), mode).map_err(|e| e.to_string());
     if mode & 0o077 != 0 {
-        return std::fs::rename(&new, path);
+        return put(path);
     }
-    // A secret that another run made meanwhile is trusted somewhere by now: never written over.
-    let made = std::fs::hard_link(&new, path);
-    std::fs::remove_file(&new)?;
+    // Another run may have made one meanwhile, which is trusted somewhere by now.
+    let new = path.with_file_name(format!(".{}.{}", path.file_name().unwrap_or("init"), std::process::id()));
+    put(&new)?;
+    let made = std::fs::hard_link(&new, path).map_err(at);
+    std::fs::remove_file(&new).map_err(at)?;
     made
 }
 
