@@ -40,12 +40,19 @@ impl UnitState {
             other => format!("failed ({other})"),
         };
         if self.active == "failed" {
-            return Some(ended);
+            return Some(format!("{ended}{}", self.last_word()));
         }
-        if self.sub.starts_with("auto-restart") || self.restarts > baseline {
-            return Some(format!("{ended} and was started again by systemd"));
+        let restarted = format!("{ended} and was started again by systemd");
+        if self.sub.starts_with("auto-restart") {
+            return Some(format!("{restarted}{}", self.last_word()));
         }
-        None
+        // What the status line says now is of the next run.
+        (self.restarts > baseline).then_some(restarted)
+    }
+
+    /// The status line of a unit that ended: the engine's names the cause, which may be another node's rank.
+    fn last_word(&self) -> String {
+        if self.status_text.is_empty() { String::new() } else { format!("; it last said: {}", self.status_text) }
     }
 
     /// True for a unit that nothing will start.
@@ -118,7 +125,7 @@ mod tests {
         let state = parse(text);
         assert_eq!((state.active.as_str(), state.restarts, state.exit_status, state.job), ("failed", 2, 78, true));
         assert_eq!(state.status_text, "a=b");
-        assert_eq!(state.failure(2).unwrap(), "ended with exit code 78");
+        assert_eq!(state.failure(2).unwrap(), "ended with exit code 78; it last said: a=b");
     }
 
     #[test]
@@ -129,11 +136,13 @@ mod tests {
             result: "exit-code".into(),
             exit_status: 1,
             restarts,
+            status_text: "the rank on worker ended".into(),
             ..UnitState::default()
         };
-        assert!(looks("activating", "auto-restart", 0).failure(0).is_some());
+        assert!(looks("activating", "auto-restart", 0).failure(0).unwrap().ends_with("the rank on worker ended"));
         assert!(looks("activating", "auto-restart-queued", 0).failure(0).is_some());
-        assert!(looks("activating", "start", 1).failure(0).unwrap().contains("exit code 1"));
+        let again = looks("activating", "start", 1).failure(0).unwrap();
+        assert_eq!(again, "ended with exit code 1 and was started again by systemd", "another run's line is not its");
         assert!(looks("activating", "start", 1).failure(1).is_none());
         assert!(looks("active", "running", 0).failure(0).is_none());
     }

@@ -79,9 +79,11 @@ fn torn_journal_and_leftover_temporary_files_are_told_and_hinder_nobody_system_m
     let rig = Rig::on_a();
     let before = rig.one_release("lab-a");
     // A crash in the window, on a node whose last record was half written; the process is not started again.
-    let seen = rig.txns("worker").len();
+    let seen = NODES.map(|node| rig.txns(node).len());
     let client = rig.client(&["deploy", "lab-hold", "--activation-timeout", "60"]);
-    rig.reaches("worker", seen, "switched", 30);
+    for (node, seen) in NODES.iter().zip(seen) {
+        rig.reaches(node, seen, "switched", 30);
+    }
     rig.kill_client_and_ssh(&client);
     client.wait();
     for node in NODES {
