@@ -252,14 +252,29 @@ fn a_sound_change_of_the_rails_network_is_applied_and_taken_back() {
 
 /// What DGX OS ships and its vendor's guide adds: NetworkManager renders everything, the rails from a file of the owner's.
 /// Nothing but the rails is given to it here.
-const MANAGED_BY_NM: &str = "systemctl unmask NetworkManager.service NetworkManager-dispatcher.service && \
-    printf '[main]\\nno-auto-default=*\\ndns=none\\n[keyfile]\\nunmanaged-devices=*,except:interface-name:rail1,\
-except:interface-name:rail2\\n' > /etc/NetworkManager/conf.d/10-rails.conf && \
-    printf 'network:\\n  version: 2\\n  renderer: NetworkManager\\n' > /etc/netplan/01-network-manager-all.yaml && \
-    printf 'network:\\n  version: 2\\n  ethernets:\\n    rail1: {addresses: [10.77.1.11/24], mtu: 9000}\\n\
-    rail2: {addresses: [10.77.2.11/24], mtu: 9000}\\n' > /etc/netplan/40-cx7.yaml && chmod 600 /etc/netplan/*.yaml && \
-    rm /etc/systemd/network/90-rail?.network && networkctl reload && netplan generate && systemctl start NetworkManager && \
-    for rail in rail1 rail2; do nmcli --wait 20 connection up id netplan-$rail; done";
+const MANAGED_BY_NM: &str = r"set -e
+systemctl unmask NetworkManager.service NetworkManager-dispatcher.service
+cat > /etc/NetworkManager/conf.d/10-rails.conf <<END
+[main]
+no-auto-default=*
+dns=none
+[keyfile]
+unmanaged-devices=*,except:interface-name:rail1,except:interface-name:rail2
+END
+echo '{network: {version: 2, renderer: NetworkManager}}' > /etc/netplan/01-network-manager-all.yaml
+cat > /etc/netplan/40-cx7.yaml <<END
+network:
+  version: 2
+  ethernets:
+    rail1: {addresses: [10.77.1.11/24], mtu: 9000}
+    rail2: {addresses: [10.77.2.11/24], mtu: 9000}
+END
+chmod 600 /etc/netplan/*.yaml
+rm /etc/systemd/network/90-rail?.network
+networkctl reload
+netplan generate
+systemctl start NetworkManager
+for rail in rail1 rail2; do nmcli --wait 20 connection up id netplan-$rail; done";
 
 /// The worker's rails are NetworkManager's, the head's are networkd's: each is told what changed.
 #[test]
