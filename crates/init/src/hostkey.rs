@@ -12,6 +12,32 @@ pub fn fingerprint(key: &str) -> Option<String> {
     Some(format!("SHA256:{}", STANDARD_NO_PAD.encode(Sha256::digest(bytes))))
 }
 
+/// The keys that the cluster file is to hold: those of the machine's files, when sshd shows one of them and nothing else.
+/// sshd may have others than those in the usual place, and a cluster file with the wrong ones would lock everybody out:
+/// then none.
+#[must_use]
+pub fn recordable(files: &[String], shown: &[String]) -> Vec<String> {
+    let proved = !shown.is_empty() && shown.iter().all(|key| files.contains(key));
+    if proved { files.to_vec() } else { Vec::new() }
+}
+
+/// Why a machine that shows these keys is not the one whose fingerprints the operator named; `None` when it is.
+#[must_use]
+pub fn unlike(shown: &[String], named: &[&str]) -> Option<String> {
+    let prints: Vec<String> = shown.iter().filter_map(|key| fingerprint(key)).collect();
+    if prints.iter().any(|print| named.contains(&print.as_str())) {
+        return None;
+    }
+    let kind = shown.first().and_then(|key| key.split_whitespace().next()).unwrap_or("ssh-ed25519");
+    Some(format!(
+        "its host key is {}, not {} as --host-key says. Somebody may be between you, or that is the fingerprint of another \
+         machine, or of a key of another kind than the {kind} one shown here. Nothing was changed; on the machine's own \
+         console `cat /etc/ssh/ssh_host_*_key.pub | ssh-keygen -lf -` prints the right ones",
+        if prints.is_empty() { "none that can be read".to_owned() } else { prints.join(" ") },
+        named.join(" or ")
+    ))
+}
+
 /// Why ssh did not let us in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trouble {
@@ -56,12 +82,52 @@ pub fn trouble(stderr: &str) -> Trouble {
 mod tests {
     use super::*;
 
+    fn keys(keys: &[&str]) -> Vec<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    const ED: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
+    const ED_PRINT: &str = "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU";
+    const OTHER: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJm";
+    const RSA: &str = "ssh-rsa AAAAB3NzaC1yc2EAAAADAQABAAAAgQC7";
+    const ECDSA: &str = "ecdsa-sha2-nistp256 AAAAE2VjZHNhLXNoYTItbmlzdHAyNTY";
+
     #[test]
     fn fingerprints_are_ssh_keygens() {
         // ssh-keygen -lf of this key.
-        let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl";
-        assert_eq!(fingerprint(key).as_deref(), Some("SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"));
+        assert_eq!(fingerprint(ED).as_deref(), Some(ED_PRINT));
         assert_eq!((fingerprint("ssh-ed25519"), fingerprint("a !"), fingerprint("")), (None, None, None));
+    }
+
+    #[test]
+    fn keys_are_recorded_only_when_sshd_shows_what_the_files_hold() {
+        let files = keys(&[ECDSA, ED, RSA]);
+        // The same, in whatever order; fewer than the files hold, as a login shows one.
+        assert_eq!(recordable(&files, &files), files);
+        assert_eq!(recordable(&files, &keys(&[RSA, ECDSA, ED])), files);
+        for one in [ED, RSA, ECDSA] {
+            assert_eq!(recordable(&files, &keys(&[one])), files);
+        }
+        // One that no file holds: none is recorded, also when another one is as it should be.
+        assert_eq!(recordable(&files, &keys(&[OTHER])), [""; 0]);
+        assert_eq!(recordable(&files, &keys(&[ED, OTHER])), [""; 0]);
+        assert_eq!(recordable(&keys(&[RSA, ECDSA]), &keys(&[ED])), [""; 0]);
+        // The same bytes are another key under another kind's name.
+        assert_eq!(recordable(&files, &[ED.replace("ssh-ed25519", "ssh-rsa")]), [""; 0]);
+        assert_eq!(recordable(&files, &[]), [""; 0]);
+        assert_eq!(recordable(&[], &keys(&[ED])), [""; 0]);
+    }
+
+    #[test]
+    fn a_named_fingerprint_is_that_of_a_key_shown_or_both_are_told() {
+        let wrong = "SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU";
+        assert_eq!(unlike(&keys(&[ED]), &[ED_PRINT]), None);
+        assert_eq!(unlike(&keys(&[RSA, ED]), &[wrong, ED_PRINT]), None);
+        let why = unlike(&keys(&[ED]), &[wrong]).unwrap();
+        assert!(why.starts_with(&format!("its host key is {ED_PRINT}, not {wrong} as --host-key says")), "{why}");
+        assert!(why.contains("the ssh-ed25519 one shown") && why.contains("Nothing was changed"), "{why}");
+        assert!(unlike(&keys(&["ssh-ed25519 !"]), &[wrong]).is_some_and(|why| why.contains("none that can be read")));
+        assert!(unlike(&[], &[wrong]).is_some() && unlike(&keys(&[ED]), &[""]).is_some());
     }
 
     #[test]
