@@ -3,6 +3,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use sha2::{Digest as _, Sha256};
+use sparklane_lane::cluster::Node;
+use sparklane_lane::{Cluster, NodeName};
 
 /// `SHA256:…` of a public key `type base64`, as `ssh-keygen -l` prints it; `None` when it is no key.
 #[must_use]
@@ -36,6 +38,42 @@ pub fn unlike(shown: &[String], named: &[&str]) -> Option<String> {
         if prints.is_empty() { "none that can be read".to_owned() } else { prints.join(" ") },
         named.join(" or ")
     ))
+}
+
+/// What is to be said when a machine shows the key that the cluster file records for another of its nodes; `None` when it
+/// does not. ssh proves that who shows a key holds its secret half, so that nobody is in between then.
+#[must_use]
+pub fn swapped(name: &NodeName, host: &str, shown: &[String], file: &Cluster) -> Option<String> {
+    let own = |node: &Node| shown.iter().any(|key| node.host_keys.contains(key));
+    let (other, _) = file.nodes.iter().find(|(other, node)| *other != name && own(node))?;
+    let shows = format!("{host} shows the host key that the cluster file records for {other}, not {name}");
+    if file.nodes.get(name).is_some_and(|node| node.host == host) {
+        return Some(format!(
+            "the addresses are swapped: {shows}, though it names {host} for {name}. Give the machines their addresses \
+             again, or have the file take the new ones: sparklane init {}",
+            in_order(file, Some((name, other)))
+        ));
+    }
+    Some(format!(
+        "the names are swapped: {shows}. Name the machines in the file's order: sparklane init {}. If {host} is to become \
+         {name}, take hostKeys out of the file first",
+        in_order(file, None)
+    ))
+}
+
+/// The file's hosts by rank, as `init` takes them, with those of two nodes exchanged.
+fn in_order(file: &Cluster, exchanged: Option<(&NodeName, &NodeName)>) -> String {
+    let mut ranked: Vec<(u32, &NodeName)> = file.nodes.iter().map(|(name, node)| (node.rank, name)).collect();
+    ranked.sort_unstable();
+    let host = |(_, name): (u32, &NodeName)| {
+        let at = match exchanged {
+            Some((a, b)) if name == a => b.clone(),
+            Some((a, b)) if name == b => a.clone(),
+            _ => name.clone(),
+        };
+        file.nodes.get(&at).map(|node| node.host.clone())
+    };
+    ranked.into_iter().filter_map(host).collect::<Vec<_>>().join(" ")
 }
 
 /// Why ssh did not let us in.
@@ -128,6 +166,43 @@ mod tests {
         assert!(why.contains("the ssh-ed25519 one shown") && why.contains("Nothing was changed"), "{why}");
         assert!(unlike(&keys(&["ssh-ed25519 !"]), &[wrong]).is_some_and(|why| why.contains("none that can be read")));
         assert!(unlike(&[], &[wrong]).is_some() && unlike(&keys(&[ED]), &[""]).is_some());
+    }
+
+    fn file(keys: [&str; 2]) -> Cluster {
+        let rail = |address: &str| serde_json::json!({ "netdev": "rail1", "address": address, "prefix": 24 });
+        let node = |role: &str, rank: u32, host: &str, key: &str| {
+            serde_json::json!({ "role": role, "rank": rank, "system": "aarch64-linux", "host": host, "hostKeys": [key],
+                "rail1": rail("10.0.1.1"), "rail2": rail("10.0.2.1") })
+        };
+        // The head's name sorts last: rank counts.
+        serde_json::from_value(serde_json::json!({
+            "name": "home", "description": "d", "defaultLane": "x", "buildSystem": "x86_64-linux", "ssh": { "user": "u" },
+            "nodes": { "b-head": node("head", 0, "10.9.0.1", keys[0]), "a-worker": node("worker", 1, "10.9.0.2", keys[1]) },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn names_in_the_wrong_order_are_no_attack() {
+        let file = file([ED, OTHER]);
+        let (head, worker) = ("b-head".parse::<NodeName>().unwrap(), "a-worker".parse().unwrap());
+        // init 10.9.0.2 10.9.0.1
+        let why = swapped(&head, "10.9.0.2", &keys(&[OTHER]), &file).unwrap();
+        assert_eq!(
+            why,
+            "the names are swapped: 10.9.0.2 shows the host key that the cluster file records for a-worker, not b-head. \
+             Name the machines in the file's order: sparklane init 10.9.0.1 10.9.0.2. If 10.9.0.2 is to become b-head, take \
+             hostKeys out of the file first"
+        );
+        let why = swapped(&worker, "10.9.0.1", &keys(&[ED]), &file).unwrap();
+        assert!(why.contains("records for b-head, not a-worker") && why.contains("init 10.9.0.1 10.9.0.2"), "{why}");
+        // init 10.9.0.1 10.9.0.2, and DHCP gave each the other's address.
+        let why = swapped(&head, "10.9.0.1", &keys(&[OTHER]), &file).unwrap();
+        assert!(why.starts_with("the addresses are swapped: ") && why.ends_with("init 10.9.0.2 10.9.0.1"), "{why}");
+        // A key that is nobody's may be an attack, and one's own is as it should be.
+        assert_eq!(swapped(&head, "10.9.0.1", &keys(&[RSA]), &file), None);
+        assert_eq!(swapped(&head, "10.9.0.1", &keys(&[ED]), &file), None);
+        assert_eq!(swapped(&head, "10.9.0.1", &[], &file), None);
     }
 
     #[test]

@@ -39,12 +39,42 @@ pub enum Entered {
     In(System),
     /// Nobody knows the node's host key yet.
     Stranger,
+    /// It shows another key than the one that is known.
+    Other,
+}
+
+impl Entered {
+    /// The system of a machine that was entered.
+    ///
+    /// # Errors
+    /// When its host key is not, or no more, the known one.
+    pub fn system(self, remote: &Remote) -> Result<System, InitError> {
+        match self {
+            Self::In(system) => Ok(system),
+            Self::Stranger => Err(refused(remote, "its host key is not known any more")),
+            Self::Other => Err(other_key(remote)),
+        }
+    }
+}
+
+/// Refused: another host key than the known one, and nobody knows whose.
+#[must_use]
+pub fn other_key(remote: &Remote) -> InitError {
+    refused(
+        remote,
+        &format!(
+            "shows another host key than the one that is known. If the machine was set up anew, compare \
+             (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub) and take the old key out: \
+             ssh-keygen -R {}, or hostKeys in the cluster file. If it was not, somebody is between you",
+            remote.host
+        ),
+    )
 }
 
 /// Logs in as the user himself.
 ///
 /// # Errors
-/// Refused, with what to do: no way there, another host key than the known one, no login, an unknown kind of machine.
+/// Refused, with what to do: no way there, no login, an unknown kind of machine.
 pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
     let answer = remote.login(&["uname", "-m"], QUICK)?;
     if answer.code == 0 {
@@ -59,14 +89,7 @@ pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
     let (user, host) = (&remote.user, &remote.host);
     Err(match trouble(&answer.stderr) {
         Trouble::Unknown => return Ok(Entered::Stranger),
-        Trouble::Changed => refused(
-            remote,
-            &format!(
-                "shows another host key than the one that is known. If the machine was set up anew, compare \
-                 (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub) and take the old key out: \
-                 ssh-keygen -R {host}, or hostKeys in the cluster file. If it was not, somebody is between you"
-            ),
-        ),
+        Trouble::Changed => return Ok(Entered::Other),
         Trouble::Denied => refused(remote, &format!("ssh: {last}. Let your key in: ssh-copy-id {user}@{host}")),
         Trouble::Unreachable => refused(
             remote,

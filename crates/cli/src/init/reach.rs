@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sparklane_deploy::ssh::{self, Remote};
 use sparklane_init::hostkey::{self, fingerprint};
 use sparklane_init::plan::plan;
-use sparklane_init::remote::{Entered, enter, may_sudo, survey};
+use sparklane_init::remote::{Entered, enter, may_sudo, other_key, survey};
 use sparklane_init::{InitError, Survey, Wanted, Wishes};
 use sparklane_lane::{NodeName, System};
 
@@ -36,13 +36,13 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
             opts: wishes.ssh_opts.clone(),
             control: dir.clone(),
         };
-        let known = wishes.existing.as_ref().and_then(|c| c.nodes.get(&wanted.name)).map(|node| &node.host_keys);
-        if let Some(keys) = known.filter(|keys| !keys.is_empty()) {
-            remote.believe_only(keys)?;
+        let known = recorded(wishes, wanted);
+        if !known.is_empty() {
+            remote.believe_only(known)?;
         }
         remotes.push(remote);
     }
-    let systems = systems(args, &mut remotes, manner)?;
+    let systems = systems(args, wishes, &mut remotes, manner)?;
     let surveys = each(&remotes, |n, remote| {
         may_sudo(remote)?;
         let system = systems.get(n).copied().ok_or_else(|| InitError::Refused(format!("{}: no login", remote.name)))?;
@@ -58,22 +58,42 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
 }
 
 /// The first login to each node, after its host key was agreed to.
-fn systems(args: &Args, remotes: &mut [Remote], manner: Manner) -> Result<Vec<System>, InitError> {
-    let entered = each(remotes, |_, remote| enter(remote))?;
-    let strangers: Vec<bool> = entered.iter().map(|e| *e == Entered::Stranger).collect();
-    for (remote, _) in remotes.iter_mut().zip(&strangers).filter(|(_, stranger)| **stranger) {
+fn systems(args: &Args, wishes: &Wishes, remotes: &mut [Remote], manner: Manner) -> Result<Vec<System>, InitError> {
+    let entered = each(remotes, |n, remote| {
+        let (entered, wanted) = (enter(remote)?, wishes.nodes.get(n));
+        // ssh calls a key of a kind that is not recorded a new one: where keys are recorded it is another one, too.
+        let recorded = wanted.is_some_and(|wanted| !recorded(wishes, wanted).is_empty());
+        if matches!(entered, Entered::In(_)) || (entered == Entered::Stranger && !recorded) {
+            return Ok(entered);
+        }
+        let shown = remote.meet().unwrap_or_default();
+        Err(wanted.and_then(|wanted| swapped(wishes, wanted, &shown)).unwrap_or_else(|| other_key(remote)))
+    })?;
+    let nodes = wishes.nodes.iter();
+    for ((remote, wanted), _) in remotes.iter_mut().zip(nodes).zip(&entered).filter(|(_, e)| **e == Entered::Stranger) {
         let keys = remote.meet()?;
+        if let Some(error) = swapped(wishes, wanted, &keys) {
+            return Err(error);
+        }
         believe(args, remote, &keys, manner)?;
         remote.believe_only(&keys)?;
     }
-    let again = each(remotes, |n, remote| match entered.get(n) {
+    each(remotes, |n, remote| match entered.get(n) {
         Some(Entered::In(system)) => Ok(*system),
-        _ => match enter(remote)? {
-            Entered::In(system) => Ok(system),
-            Entered::Stranger => Err(InitError::Refused(format!("{}: shows another host key each time", remote.name))),
-        },
-    })?;
-    Ok(again)
+        _ => enter(remote)?.system(remote),
+    })
+}
+
+/// The host keys that the file that is there records for a node.
+fn recorded<'a>(wishes: &'a Wishes, wanted: &Wanted) -> &'a [String] {
+    let node = wishes.existing.as_ref().and_then(|cluster| cluster.nodes.get(&wanted.name));
+    node.map_or(&[], |node| &node.host_keys)
+}
+
+/// The key of another node of the file that is there.
+fn swapped(wishes: &Wishes, wanted: &Wanted, shown: &[String]) -> Option<InitError> {
+    let why = hostkey::swapped(&wanted.name, &wanted.host, shown, wishes.existing.as_ref()?)?;
+    Some(InitError::Refused(format!("{}: {why}", wanted.name)))
 }
 
 /// Whether a host key that nobody knows is the node's.
@@ -170,9 +190,9 @@ fn each<T: Send>(
 /// When a node does not answer any more.
 pub fn left(args: &Args, wishes: &Wishes, remotes: &BTreeMap<NodeName, Remote>) -> Result<Vec<String>, InitError> {
     let ordered: Vec<Remote> = wishes.nodes.iter().filter_map(|w| remotes.get(&w.name).cloned()).collect();
-    let surveys = each(&ordered, |_, remote| match enter(remote)? {
-        Entered::In(system) => survey(remote, &tool::program(system, &args.tool)?),
-        Entered::Stranger => Err(InitError::Refused(format!("{}: its host key is not known any more", remote.name))),
+    let surveys = each(&ordered, |_, remote| {
+        let system = enter(remote)?.system(remote)?;
+        survey(remote, &tool::program(system, &args.tool)?)
     })?;
     let machines: Vec<(&Wanted, _)> = wishes.nodes.iter().zip(surveys.iter().map(|s| &s.machine)).collect();
     let rest = plan(&machines, &wishes.user, wishes.trusted_key.as_deref());
