@@ -158,13 +158,7 @@ impl<'a> Flow<'a> {
     #[must_use]
     pub fn survey(&self) -> ClusterStatus {
         let answers = self.each(NodeHandle::status);
-        let row = |(node, answer): (&NodeHandle, Result<Option<NodeStatus>, DeployError>)| {
-            let node = node.member.node.clone();
-            match answer {
-                Ok(status) => NodeRow { node, status, error: None },
-                Err(error) => NodeRow { node, status: None, error: Some(error.to_string()) },
-            }
-        };
+        let row = |(node, answer): (&NodeHandle, _)| NodeRow::of(node.member.node.clone(), answer);
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
     }
 

@@ -1,4 +1,4 @@
-//! Host keys: fingerprints, and what ssh says when it does not like one.
+//! Host keys: fingerprints, whose a key is, and which ones are recorded.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
@@ -74,46 +74,6 @@ fn in_order(file: &Cluster, exchanged: Option<(&NodeName, &NodeName)>) -> String
         file.nodes.get(&at).map(|node| node.host.clone())
     };
     ranked.into_iter().filter_map(host).collect::<Vec<_>>().join(" ")
-}
-
-/// Why ssh did not let us in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trouble {
-    /// No host key of the node is known.
-    Unknown,
-    /// The node shows another key than the one that is known, or one that was revoked.
-    Changed,
-    /// The user's key is not accepted.
-    Denied,
-    /// There is no way there, or nobody answers.
-    Unreachable,
-    /// Something else.
-    Other,
-}
-
-/// Judges ssh's standard error.
-#[must_use]
-pub fn trouble(stderr: &str) -> Trouble {
-    let says = |words: &[&str]| words.iter().any(|word| stderr.contains(word));
-    if says(&["IDENTIFICATION HAS CHANGED", "host key mismatch", "REVOKED HOST KEY"]) {
-        Trouble::Changed
-    } else if says(&["host key is known for"]) {
-        Trouble::Unknown
-    } else if says(&["Permission denied", "Too many authentication failures"]) {
-        Trouble::Denied
-    } else if says(&[
-        "timed out",
-        "Connection refused",
-        "No route to host",
-        "Could not resolve hostname",
-        "Network is unreachable",
-        "Connection closed",
-        "Connection reset",
-    ]) {
-        Trouble::Unreachable
-    } else {
-        Trouble::Other
-    }
 }
 
 #[cfg(test)]
@@ -203,23 +163,5 @@ mod tests {
         assert_eq!(swapped(&head, "10.9.0.1", &keys(&[RSA]), &file), None);
         assert_eq!(swapped(&head, "10.9.0.1", &keys(&[ED]), &file), None);
         assert_eq!(swapped(&head, "10.9.0.1", &[], &file), None);
-    }
-
-    #[test]
-    fn what_ssh_says_is_told_apart() {
-        let unknown = "No ED25519 host key is known for 10.77.0.10 and you have requested strict checking.\nHost key verification failed.";
-        let changed = "@@@\n@    WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!     @\nHost key verification failed.";
-        let revoked = "@       WARNING: REVOKED HOST KEY DETECTED!               @\nHost key verification failed.";
-        for (stderr, expected) in [
-            (revoked, Trouble::Changed),
-            ("Host key verification failed.", Trouble::Other),
-            (unknown, Trouble::Unknown),
-            (changed, Trouble::Changed),
-            ("op@h: Permission denied (publickey).", Trouble::Denied),
-            ("ssh: connect to host h port 22: Connection timed out", Trouble::Unreachable),
-            ("", Trouble::Other),
-        ] {
-            assert_eq!(trouble(stderr), expected, "{stderr}");
-        }
     }
 }
