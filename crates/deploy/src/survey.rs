@@ -157,6 +157,10 @@ fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
         let mend = format!("on {node}: {}", sparklane_host::firewall::REMEDY);
         return (format!("release {number}, firewall of {node}: {why}"), 1, Some(mend));
     }
+    if let Some((node, why)) = nodes.iter().find_map(lost_tool) {
+        let mend = "nix run .#deploy puts it back, also of the same lane: no engine starts anew for it".to_owned();
+        return (format!("release {number}, tool of {node}: {why}"), 1, Some(mend));
+    }
     if let Some((node, why)) = nodes.iter().find_map(degraded) {
         // Still 0: an engine with all seats taken is told so too. `sparklane doctor` has a code for it.
         let look = "sparklane doctor says what is wrong and what becomes of it".to_owned();
@@ -168,6 +172,11 @@ fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
 /// A firewall that does not stand as it was loaded.
 fn open_ports(row: &NodeRow) -> Option<(&NodeName, &str)> {
     Some((&row.node, row.status.as_ref()?.firewall.as_deref()?))
+}
+
+/// A node that answers by its generation's program, as its own tool is not where the boot unit looks.
+fn lost_tool(row: &NodeRow) -> Option<(&NodeName, &str)> {
+    Some((&row.node, row.status.as_ref()?.tool_lost.as_deref()?))
 }
 
 /// Weights under a serving engine that its node cannot prove any more.
@@ -239,6 +248,11 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
     }
     if let Some(why) = &s.firewall {
         line(format!("firewall: {why}; on the node: {}", sparklane_host::firewall::REMEDY))?;
+    }
+    if let Some(why) = &s.tool_lost {
+        line(format!(
+            "tool: {why}; at boot nothing would end a transaction. nix run .#deploy, of the same lane too, puts it back"
+        ))?;
     }
     s.damaged.iter().try_for_each(|d| line(damaged_text(d)))?;
     s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
@@ -382,6 +396,16 @@ mod tests {
         let status = ClusterStatus::of("lab".into(), vec![head, worker]);
         assert_eq!((&*status.state, status.exit_code), ("release 2, not serving", 1));
         assert!(status.to_string().contains("sparklane-engine on worker"), "{status}");
+    }
+
+    #[test]
+    fn a_node_without_its_tools_link_is_not_one_with_nothing_deployed() {
+        let (head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        worker.status.as_mut().unwrap().tool_lost = Some("/g/tool is missing".into());
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("release 2, tool of worker: /g/tool is missing", 1));
+        let text = status.to_string();
+        assert!(text.contains("tool: /g/tool is missing; at boot") && text.contains("do: nix run .#deploy"), "{text}");
     }
 
     #[test]
