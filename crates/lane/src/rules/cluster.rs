@@ -129,8 +129,15 @@ fn rails_are_not_the_way_in(cluster: &Cluster) -> Vec<Problem> {
 fn rdma_is_everywhere(cluster: &Cluster) -> Vec<Problem> {
     let expected = cluster.has(Absent::Rdma);
     let odd = rails(cluster).filter(|(_, rail)| rail.rdma.is_some() != expected);
-    let what = if expected { "is missing" } else { "is set, but the cluster declares rdma absent" };
-    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what)).collect()
+    let (what, advice) = if expected {
+        (
+            "is missing",
+            "name the rail's RDMA device; machines that have none say so: absent = [ \"rdma\" \"link-speed\" ]",
+        )
+    } else {
+        ("is set, but the cluster declares rdma absent", "take \"rdma\" out of absent, or the device out of the rail")
+    };
+    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what).suggest(advice)).collect()
 }
 
 fn releases_are_kept(cluster: &Cluster) -> Vec<Problem> {
