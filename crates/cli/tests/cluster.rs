@@ -15,7 +15,14 @@ use sparklane_lane::render::render_all;
 const SSH: &str = r#"#!/bin/sh
 host=; for word; do last=$word; case "$before" in --) host=$word ;; esac; before=$word; done
 echo "$host $last" >> "$NODES/log"
+test -e "$NODES/$host.sudo" && { cat "$NODES/$host.sudo" >&2; exit 1; }
+absent() { echo "sudo: $1/bin/sparklane: command not found" >&2; exit 1; }
 case "$last" in
+*gcroots/sparklane/tool/*) test ! -e "$NODES/$host.lost" || absent /nix/var/nix/gcroots/sparklane/tool ;;
+*profiles/sparklane/bin/*) test ! -e "$NODES/$host.bare" || absent /nix/var/nix/profiles/sparklane ;;
+esac
+case "$last" in
+*"readlink -- "*) cat "$NODES/$host.link" ;;
 *"node status") sleep ${SLOW:-0}; cat "$NODES/$host.json" ;;
 *generation.json) cat "$NODES/$host.generation" ;;
 *) echo 'Cannot connect to the Docker daemon' >&2; exit 1 ;;
@@ -78,6 +85,13 @@ impl Nodes {
         Self { _guard: guard, dir }
     }
 
+    /// The name by which ssh reaches a node.
+    fn host(&self, node: &str) -> String {
+        let raw: RawCatalog = serde_json::from_slice(&std::fs::read(self.dir.join("lanes.json")).unwrap()).unwrap();
+        let (catalog, _) = Catalog::read(&raw);
+        catalog.clusters["lab"].nodes[&node.parse().unwrap()].host.clone()
+    }
+
     fn run(&self, args: &[&str]) -> (i32, Value) {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("sparklane"));
         command.args(args).args(["--cluster", "lab", "--json", "--share", self.dir.as_str()]).stdin(Stdio::null());
@@ -116,6 +130,66 @@ fn a_node_that_is_held_is_busy_though_its_docker_is_down() {
     told(&said, 5, "busy", json!("lab-a"));
     let why = said.1["why"].as_str().unwrap();
     assert!(why.contains("head: ann@desk holds the node for transaction t9") && why.contains("Docker"), "{why}");
+}
+
+/// What `status` says of the cluster, and of the worker.
+fn seen(nodes: &Nodes, expected: (i32, &str)) -> Value {
+    let (code, status) = nodes.run(&["status"]);
+    assert_eq!((code, status["state"].as_str().unwrap()), expected, "{status:#}");
+    status["nodes"][1].clone()
+}
+
+#[test]
+fn a_lost_tool_is_told_by_the_generations_own_and_is_not_nothing_deployed() {
+    let lost = "/nix/var/nix/gcroots/sparklane/tool is missing";
+    let nodes = Nodes::new(|node, status| {
+        if node == "worker" {
+            status["toolLost"] = lost.into();
+        }
+    });
+    let worker = nodes.host("worker");
+    let put = |what: &str, text: &str| std::fs::write(nodes.dir.join(format!("{worker}.{what}")), text).unwrap();
+    put("lost", "");
+    seen(&nodes, (1, &format!("release 2, tool of worker: {lost}")));
+    // A deployment goes by the closures' own tools from then on, on all nodes.
+    told(&nodes.run(&["rollback", "--to", "1"]), 1, "refused", json!("lab-a"));
+    let log = std::fs::read_to_string(nodes.dir.join("log")).unwrap();
+    let by = |letter: &str| format!("/nix/store/{}-g/bin/sparklane node status", letter.repeat(32));
+    assert!(log.contains(&by("a")) && log.contains(&by("b")), "{log}");
+
+    // No program at all: nothing was ever deployed, or what was is gone.
+    put("bare", "");
+    assert_eq!(seen(&nodes, (4, "mixed"))["error"], Value::Null);
+    put("link", "sparklane-4-link\n");
+    let row = seen(&nodes, (4, "no answer from worker"));
+    let why = row["error"].as_str().unwrap();
+    assert!(
+        why.starts_with("worker: /nix/var/nix/profiles/sparklane leads to sparklane-4-link, and no program"),
+        "{why}"
+    );
+    assert!(why.contains("nix-store --verify") && row["cause"] == "tool", "{row:#}");
+}
+
+#[test]
+fn a_broken_sudo_is_not_a_broken_network() {
+    let nodes = Nodes::new(|_, _| {});
+    let file = nodes.dir.join(format!("{}.sudo", nodes.host("worker")));
+    for (said, words) in [
+        ("sudo: a password is required", "NOPASSWD: ALL"),
+        ("sudo: sorry, you must have a tty to run sudo", "!requiretty"),
+        (
+            "sudo: unable to open /etc/sudoers: No such file or directory\nsudo: error initializing audit plugin sudoers_audit",
+            "visudo -c",
+        ),
+    ] {
+        std::fs::write(&file, said).unwrap();
+        let row = seen(&nodes, (4, "no sudo on worker"));
+        let why = row["error"].as_str().unwrap();
+        assert!(why.starts_with("worker: sudo") && why.contains(words) && row["cause"] == "sudo", "{row:#}");
+        let refused = nodes.run(&["rollback", "--to", "1"]);
+        told(&refused, 1, "refused", Value::Null);
+        assert!(refused.1["why"].as_str().unwrap().contains(words), "{:#}", refused.1);
+    }
 }
 
 #[test]

@@ -157,14 +157,11 @@ impl<'a> Flow<'a> {
     /// As [`Flow::statuses`], but a node that does not answer is a finding.
     #[must_use]
     pub fn survey(&self) -> ClusterStatus {
-        let answers = self.each(NodeHandle::status);
-        let row = |(node, answer): (&NodeHandle, Result<Option<NodeStatus>, DeployError>)| {
-            let node = node.member.node.clone();
-            match answer {
-                Ok(status) => NodeRow { node, status, error: None },
-                Err(error) => NodeRow { node, status: None, error: Some(error.to_string()) },
-            }
-        };
+        let answers = self.each(|node| match node.status()? {
+            None => node.remains().map_or(Ok(None), Err),
+            status => Ok(status),
+        });
+        let row = |(node, answer): (&NodeHandle, _)| NodeRow::of(node.member.node.clone(), answer);
         ClusterStatus::of(self.site.cluster.name.to_string(), self.nodes.iter().zip(answers).map(row).collect())
     }
 
@@ -251,7 +248,7 @@ impl<'a> Flow<'a> {
         if depth == Depth::Look {
             // A node without a tool has nothing of ours.
             statuses = statuses.into_iter().map(|s| Some(s.unwrap_or_default())).collect();
-        } else if statuses.iter().any(Option::is_none) {
+        } else if statuses.iter().any(|status| status.as_ref().is_none_or(|s| s.tool_lost.is_some())) {
             for (node, side) in self.nodes.iter_mut().zip(&posts.sides) {
                 node.use_tool_of(&side.path);
             }

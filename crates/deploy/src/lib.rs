@@ -1,6 +1,6 @@
 //! The control host's side of a deployment (design.md section 6): plan, copy, stage, drive, tell.
 //!
-//! `site` knows flake and cluster, `nix` builds, signs and copies, `ssh` reaches a node, `node` asks it, `link` carries
+//! `site` knows flake and cluster, `nix` builds, signs and copies, `ssh` reaches a node, `trouble` judges what it says when it does not, `node` asks it, `link` carries
 //! the protocol of crates/txn, `flow` puts them in order, `verdict` is what a person or a program is told, `weights` moves weights between nodes.
 
 pub mod answer;
@@ -16,6 +16,7 @@ pub mod quote;
 pub mod site;
 pub mod ssh;
 pub mod survey;
+pub mod trouble;
 pub mod verdict;
 pub mod weights;
 

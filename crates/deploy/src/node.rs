@@ -30,8 +30,7 @@ impl NodeHandle {
     /// A handle that uses the tool of the node's last deployment.
     #[must_use]
     pub fn new(member: Member, remote: Remote) -> Self {
-        let tool = format!("{}/bin/sparklane", HostPaths::system().tool());
-        Self { member, remote, tool }
+        Self { member, remote, tool: usual(&HostPaths::system()) }
     }
 
     /// From here on the tool of a closure that was copied to the node.
@@ -44,10 +43,7 @@ impl NodeHandle {
     /// # Errors
     /// When the node cannot be reached, refuses sudo, or cannot read its own state.
     pub fn status(&self) -> Result<Option<NodeStatus>, DeployError> {
-        let answer = self.remote.run(&[&self.tool, "node", "status"], b"")?;
-        if self.is_absent(&answer) {
-            return Ok(None);
-        }
+        let Some(answer) = self.answer(&["node", "status"], b"", ssh::ANSWER)? else { return Ok(None) };
         if answer.code != 0 {
             return Err(self.refused(&answer));
         }
@@ -103,11 +99,7 @@ impl NodeHandle {
         input: &[u8],
         limit: Duration,
     ) -> Result<Option<T>, DeployError> {
-        let argv: Vec<&str> = std::iter::once(self.tool.as_str()).chain(words.iter().copied()).collect();
-        let answer = self.remote.run_for(&argv, input, limit)?;
-        if self.is_absent(&answer) {
-            return Ok(None);
-        }
+        let Some(answer) = self.answer(words, input, limit)? else { return Ok(None) };
         if answer.code != 0 {
             return Err(self.refused(&answer));
         }
@@ -127,12 +119,38 @@ impl NodeHandle {
         DeployError::Refused(format!("{}: odd answer: {error}; what does its tool print there?", self.member.node))
     }
 
-    /// True when the node has no such tool, which is not the tool's own failure.
-    fn is_absent(&self, answer: &Answer) -> bool {
-        let gone = |line: &str| {
-            line.contains(&self.tool) && (line.ends_with("not found") || line.ends_with("No such file or directory"))
-        };
-        answer.code != 0 && answer.stderr.trim().lines().any(gone)
+    /// What the tool answers; `None` when the node has none. Where the link to it is lost, that of the generation which
+    /// is deployed answers in its place.
+    fn answer(&self, words: &[&str], input: &[u8], limit: Duration) -> Result<Option<Answer>, DeployError> {
+        let paths = HostPaths::system();
+        let spare = (self.tool == usual(&paths)).then(|| format!("{}/bin/sparklane", paths.profile));
+        for tool in std::iter::once(&self.tool).chain(&spare) {
+            let argv: Vec<&str> = std::iter::once(tool.as_str()).chain(words.iter().copied()).collect();
+            let answer = self.remote.run_for(&argv, input, limit)?;
+            if !is_absent(tool, &answer) {
+                return Ok(Some(answer));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ends what a dead transaction left; what cannot be ended is told when the node stages.
+    pub(crate) fn resolve(&self) {
+        let _ended = self.answer(&["txn", "resolve"], b"", ssh::ANSWER);
+    }
+
+    /// Why a node whose tool does not answer is not one that was never deployed to; `None` when it is.
+    #[must_use]
+    pub fn remains(&self) -> Option<DeployError> {
+        let profile = HostPaths::system().profile;
+        let link = self.remote.run(&["readlink", "--", profile.as_str()], b"").ok()?;
+        let at = link.stdout.trim().lines().last().filter(|_| link.code == 0)?;
+        Some(DeployError::Refused(format!(
+            "{}: {profile} leads to {at}, and no program of ours is behind it: the generation is gone from the node's store, or \
+             that profile is not ours. On the node, nix-store --verify --check-contents says what is missing; nix run .#deploy \
+             of the lane it was on copies it again. To begin anew: sudo mv {profile} {profile}.lost",
+            self.member.node
+        )))
     }
 
     fn refused(&self, answer: &Answer) -> DeployError {
@@ -140,5 +158,36 @@ impl NodeHandle {
         let text = if text.is_empty() { format!("exit code {}", answer.code) } else { text.to_owned() };
         let text = format!("{}: {text}", self.member.node);
         if answer.code == 5 { DeployError::Busy(text) } else { DeployError::Refused(text) }
+    }
+}
+
+/// The tool of the node's last deployment.
+fn usual(paths: &HostPaths) -> String {
+    format!("{}/bin/sparklane", paths.tool())
+}
+
+/// True when the node has no such tool, which is not the tool's own failure.
+fn is_absent(tool: &str, answer: &Answer) -> bool {
+    let gone = |line: &str| {
+        line.contains(tool) && (line.ends_with("not found") || line.ends_with("No such file or directory"))
+    };
+    answer.code != 0 && answer.stderr.trim().lines().any(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_that_is_not_there_is_no_failure_of_it() {
+        let tool = "/nix/var/nix/gcroots/sparklane/tool/bin/sparklane";
+        let absent =
+            |code: i32, stderr: &str| is_absent(tool, &Answer { code, stdout: String::new(), stderr: stderr.into() });
+        assert!(absent(1, &format!("sudo: {tool}: command not found\n")));
+        assert!(absent(127, &format!("bash: line 1: {tool}: No such file or directory\n")));
+        assert!(absent(127, &format!("sh: 1: {tool}: not found\n")));
+        assert!(absent(1, &format!("sudo: unable to resolve host x: y\nsudo: {tool}: command not found")));
+        assert!(!absent(1, "cat: /x: No such file or directory") && !absent(0, &format!("{tool}: not found")));
+        assert!(!absent(1, &format!("sudo: unable to execute {tool}: Exec format error")));
     }
 }

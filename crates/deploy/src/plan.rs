@@ -77,12 +77,12 @@ pub fn plan(facts: &[NodeFacts]) -> ClusterPlan {
     let nodes: Vec<NodePlan> = facts.iter().map(node_plan).collect();
     let same = nodes.iter().all(|n| n.same && n.edited.is_empty());
     let serving = facts.iter().all(|f| runs(&f.status));
-    let behind_tables = facts.iter().all(|f| f.status.firewall.is_none());
+    let whole = facts.iter().all(|f| f.status.firewall.is_none() && f.status.tool_lost.is_none());
     let restarts_engine = !serving || facts.iter().any(|f| engine_changed(f.status.generation.as_ref(), &f.generation));
     let lane = facts.first().map(|f| f.generation.lane.to_string()).unwrap_or_default();
     ClusterPlan {
         lane,
-        unchanged: same && serving && behind_tables && release.is_some(),
+        unchanged: same && serving && whole && release.is_some(),
         release: release.map(|r| r.number),
         restarts_engine,
         open: facts.iter().flat_map(open).collect(),

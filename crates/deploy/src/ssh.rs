@@ -8,6 +8,7 @@ use camino::{Utf8Path, Utf8PathBuf};
 
 use crate::error::DeployError;
 use crate::quote::command_line;
+use crate::trouble::{self, Cause, Login};
 
 /// Seconds for a connection to stand.
 const CONNECT_SECS: u32 = 10;
@@ -94,6 +95,7 @@ impl Remote {
     /// When ssh cannot be started, or nothing comes in time.
     pub fn login(&self, argv: &[&str], limit: Duration) -> Result<Answer, DeployError> {
         let mut command = Command::new("ssh");
+        command.env("LC_ALL", "C");
         command.args(self.ssh_args()).args(["-l", &self.user, "--", &self.host]).arg(command_line(argv));
         self.to_end(command, b"", limit)
     }
@@ -123,7 +125,7 @@ impl Remote {
         let key = |line: &str| line.split_once(' ').map(|(_, key)| key.trim().to_owned());
         let keys: Vec<String> = text.lines().filter_map(key).collect();
         if keys.is_empty() {
-            return Err(self.refused(&format!("ssh: {}", answer.stderr.trim())));
+            return Err(self.no_login(trouble::login(&answer.stderr), &answer.stderr));
         }
         Ok(keys)
     }
@@ -134,6 +136,8 @@ impl Remote {
         let mut words = if self.user == "root" { Vec::new() } else { vec!["sudo", "-n", "--"] };
         words.extend(argv);
         let mut command = Command::new("ssh");
+        // Where ssh passes it on, sudo's words are those that `trouble` knows.
+        command.env("LC_ALL", "C");
         command.args(self.ssh_args()).args(["-l", &self.user, "--", &self.host]).arg(command_line(&words));
         command
     }
@@ -141,7 +145,7 @@ impl Remote {
     /// Runs a command on the node to its end, with `input` on its stdin.
     ///
     /// # Errors
-    /// When ssh itself fails (unknown host key, no route, no login), sudo asks for a password, or nothing comes in time.
+    /// When ssh itself fails (unknown host key, no route, no login), sudo does not let us, or nothing comes in time.
     pub fn run(&self, argv: &[&str], input: &[u8]) -> Result<Answer, DeployError> {
         self.run_for(argv, input, ANSWER)
     }
@@ -162,21 +166,51 @@ impl Remote {
             // A command that ends early closes its stdin; its exit code tells why.
             let _sent = stdin.write_all(input);
         }
-        finish(child, limit).map_err(|why| self.refused(&why))
+        finish(child, limit).map_err(|why| self.no_answer(Cause::Unreachable, &why))
     }
 
     fn explain(&self, answer: Answer) -> Result<Answer, DeployError> {
-        let last = answer.stderr.trim().lines().last().unwrap_or("").to_owned();
         if answer.code == 255 {
-            return Err(self.refused(&format!("ssh: {last}. Try: ssh {}@{} true", self.user, self.host)));
+            return Err(self.no_login(trouble::login(&answer.stderr), &answer.stderr));
         }
-        if last.starts_with("sudo:") && !last.ends_with("command not found") {
-            return Err(self.refused(&format!(
-                "{last}. {} needs sudo without a password there: {} ALL=(ALL) NOPASSWD: ALL in /etc/sudoers.d",
-                self.user, self.user
-            )));
+        let sudo = if self.user == "root" { None } else { trouble::sudo(answer.code, &answer.stderr) };
+        match sudo {
+            Some(why) => Err(self.no_answer(Cause::Sudo, &why.says(&self.user, &self.host, &answer.stderr))),
+            None => Ok(answer),
         }
-        Ok(answer)
+    }
+
+    /// What ssh's own failure is, with what to do.
+    #[must_use]
+    pub fn no_login(&self, why: Login, stderr: &str) -> DeployError {
+        let last = stderr.trim().lines().last().unwrap_or("no answer").trim().trim_end_matches('.');
+        let (user, host) = (&self.user, &self.host);
+        match why {
+            Login::Unknown => self.no_answer(
+                Cause::Login,
+                &format!("ssh: the host key of {host} is not known here ({last}). sparklane init shows and records it, or: ssh {user}@{host}"),
+            ),
+            Login::Changed => self.no_answer(
+                Cause::Login,
+                &format!(
+                    "ssh: shows another host key than the one that is known. If the machine was set up anew, compare \
+                     (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub) and take the old key out: \
+                     ssh-keygen -R {host}, or hostKeys in the cluster file. If it was not, somebody is between you"
+                ),
+            ),
+            Login::Denied => {
+                self.no_answer(Cause::Login, &format!("ssh: {last}. Let your key in: ssh-copy-id {user}@{host}"))
+            }
+            Login::Unreachable => self.no_answer(
+                Cause::Unreachable,
+                &format!("ssh: {last}. Is it on, and is {host} its name or address? Try: ssh {user}@{host} true"),
+            ),
+            Login::Other => self.no_answer(Cause::Login, &format!("ssh: {last}. Try: ssh {user}@{host} true")),
+        }
+    }
+
+    fn no_answer(&self, cause: Cause, why: &str) -> DeployError {
+        DeployError::NoAnswer { cause, why: format!("{}: {why}", self.name) }
     }
 
     fn refused(&self, why: &str) -> DeployError {
@@ -245,4 +279,62 @@ pub fn control_dir() -> Result<tempfile::TempDir, DeployError> {
 pub fn utf8(dir: &tempfile::TempDir) -> Result<Utf8PathBuf, DeployError> {
     let path = Utf8Path::from_path(dir.path());
     path.map(Utf8Path::to_owned).ok_or_else(|| DeployError::Refused("the temporary folder is not UTF-8".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explained(user: &str, code: i32, stderr: &str) -> Result<Answer, DeployError> {
+        let remote = Remote {
+            name: "worker".into(),
+            user: user.into(),
+            host: "10.0.0.2".into(),
+            opts: Vec::new(),
+            control: "/tmp".into(),
+        };
+        remote.explain(Answer { code, stdout: String::new(), stderr: stderr.into() })
+    }
+
+    fn refused(code: i32, stderr: &str) -> (Cause, String) {
+        match explained("op", code, stderr) {
+            Err(DeployError::NoAnswer { cause, why }) => (cause, why),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_keeps_a_node_from_answering_is_told_with_node_cause_and_remedy() {
+        for (code, stderr, cause, words) in [
+            (1, "sudo: a password is required\n", Cause::Sudo, "worker: sudo wants a password"),
+            (127, "bash: line 1: sudo: command not found\n", Cause::Sudo, "worker: there is no sudo"),
+            (
+                255,
+                "ssh: connect to host h port 22: No route to host\r\n",
+                Cause::Unreachable,
+                "No route to host. Is it on",
+            ),
+            (255, "Timeout, server 10.0.0.2 not responding.\r\n", Cause::Unreachable, "not responding. Is it on"),
+            (255, "op@h: Permission denied (publickey).\r\n", Cause::Login, "ssh-copy-id op@10.0.0.2"),
+            (
+                255,
+                "No ED25519 host key is known for h\nHost key verification failed.\n",
+                Cause::Login,
+                "sparklane init",
+            ),
+            (255, "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\n", Cause::Login, "ssh-keygen -R 10.0.0.2"),
+            (255, "", Cause::Login, "Try: ssh op@10.0.0.2 true"),
+        ] {
+            let (seen, why) = refused(code, stderr);
+            assert!(seen == cause && why.starts_with("worker: ") && why.contains(words), "{stderr}: {seen:?} {why}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_an_answer_whatever_sudo_warns_of() {
+        assert!(explained("op", 0, "sudo: unable to resolve host spk: Name or service not known\n").is_ok());
+        assert!(explained("op", 1, "its own words\n").is_ok());
+        // root's orders do not go through sudo.
+        assert!(explained("root", 1, "sudo: a password is required\n").is_ok());
+    }
 }

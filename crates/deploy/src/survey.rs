@@ -10,6 +10,9 @@ use sparklane_host::units::UnitStatus;
 use sparklane_lane::NodeName;
 use sparklane_txn::State;
 
+use crate::error::DeployError;
+use crate::trouble::Cause;
+
 /// One node's answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -20,6 +23,23 @@ pub struct NodeRow {
     pub status: Option<NodeStatus>,
     /// Why it does not answer.
     pub error: Option<String>,
+    /// What keeps it from answering.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Cause>,
+}
+
+impl NodeRow {
+    /// A node and what came of asking it.
+    #[must_use]
+    pub fn of(node: NodeName, answer: Result<Option<NodeStatus>, DeployError>) -> Self {
+        match answer {
+            Ok(status) => Self { node, status, error: None, cause: None },
+            Err(error) => {
+                let cause = if let DeployError::NoAnswer { cause, .. } = &error { *cause } else { Cause::Tool };
+                Self { node, status: None, error: Some(error.to_string()), cause: Some(cause) }
+            }
+        }
+    }
 }
 
 /// The whole cluster's state.
@@ -28,7 +48,7 @@ pub struct NodeRow {
 pub struct ClusterStatus {
     /// The cluster.
     pub cluster: String,
-    /// `release N`, `release N, degraded on NODE: WHY`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`, `transaction open`, `not serving`.
+    /// `release N`, `release N, degraded on NODE: WHY`, `unreleased`, `nothing deployed`, `in doubt`, `mixed`, `unreachable`, `no login on NODE`, `no sudo on NODE`, `no answer from NODE`, `transaction open`, `not serving`.
     pub state: String,
     /// The release that all nodes are on.
     pub release: Option<u64>,
@@ -77,8 +97,8 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     if nodes.iter().find(unsettled).is_some() {
         return said("in doubt", 4, UNSETTLED);
     }
-    if nodes.iter().any(|row| row.error.is_some()) {
-        return said("unreachable", 4, "bring the node back to the network, then ask again");
+    if let Some((cause, node)) = nodes.iter().filter_map(|row| Some((row.cause?, &row.node))).min() {
+        return silent(cause, node);
     }
     if statuses().any(|s| !s.open.is_empty()) {
         return said("transaction open", 1, "wait: it ends at its deadline at the latest");
@@ -113,6 +133,19 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
     }
 }
 
+/// Nobody can say which release a node is on that cannot be asked.
+fn silent(cause: Cause, node: &NodeName) -> (String, u8, Option<String>) {
+    let (state, next) = match cause {
+        Cause::Unreachable => {
+            ("unreachable".to_owned(), "bring the node back to the network, then ask again".to_owned())
+        }
+        Cause::Login => (format!("no login on {node}"), "let ssh in as said above, then ask again".to_owned()),
+        Cause::Sudo => (format!("no sudo on {node}"), "mend sudo there as said above, then ask again".to_owned()),
+        Cause::Tool => (format!("no answer from {node}"), "mend what is said above, then ask again".to_owned()),
+    };
+    (state, 4, Some(next))
+}
+
 /// All nodes are on one release and serve: what is wrong all the same, worst first.
 fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
     if let Some((node, state)) = nodes.iter().find_map(unproved) {
@@ -123,6 +156,10 @@ fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
     if let Some((node, why)) = nodes.iter().find_map(open_ports) {
         let mend = format!("on {node}: {}", sparklane_host::firewall::REMEDY);
         return (format!("release {number}, firewall of {node}: {why}"), 1, Some(mend));
+    }
+    if let Some((node, why)) = nodes.iter().find_map(lost_tool) {
+        let mend = "nix run .#deploy puts it back, also of the same lane: no engine starts anew for it".to_owned();
+        return (format!("release {number}, tool of {node}: {why}"), 1, Some(mend));
     }
     if let Some((node, why)) = nodes.iter().find_map(degraded) {
         // Still 0: an engine with all seats taken is told so too. `sparklane doctor` has a code for it.
@@ -135,6 +172,11 @@ fn serving(nodes: &[NodeRow], number: u64) -> (String, u8, Option<String>) {
 /// A firewall that does not stand as it was loaded.
 fn open_ports(row: &NodeRow) -> Option<(&NodeName, &str)> {
     Some((&row.node, row.status.as_ref()?.firewall.as_deref()?))
+}
+
+/// A node that answers by its generation's program, as its own tool is not where the boot unit looks.
+fn lost_tool(row: &NodeRow) -> Option<(&NodeName, &str)> {
+    Some((&row.node, row.status.as_ref()?.tool_lost.as_deref()?))
 }
 
 /// Weights under a serving engine that its node cannot prove any more.
@@ -206,6 +248,11 @@ fn write_node(f: &mut fmt::Formatter<'_>, s: &NodeStatus, with_head: bool) -> fm
     }
     if let Some(why) = &s.firewall {
         line(format!("firewall: {why}; on the node: {}", sparklane_host::firewall::REMEDY))?;
+    }
+    if let Some(why) = &s.tool_lost {
+        line(format!(
+            "tool: {why}; at boot nothing would end a transaction. nix run .#deploy, of the same lane too, puts it back"
+        ))?;
     }
     s.damaged.iter().try_for_each(|d| line(damaged_text(d)))?;
     s.damaged_releases.iter().try_for_each(|why| line(format!("damaged release: {why}")))?;
@@ -288,7 +335,7 @@ mod tests {
             engine: Some(engine),
             ..NodeStatus::default()
         };
-        NodeRow { node: node.parse().unwrap(), status: Some(status), error: None }
+        NodeRow::of(node.parse().unwrap(), Ok(Some(status)))
     }
 
     fn judged(head: NodeRow, worker: NodeRow) -> (String, u8) {
@@ -352,12 +399,38 @@ mod tests {
     }
 
     #[test]
+    fn a_node_without_its_tools_link_is_not_one_with_nothing_deployed() {
+        let (head, mut worker) = (row("head", Some("c"), "active"), row("worker", Some("d"), "active"));
+        worker.status.as_mut().unwrap().tool_lost = Some("/g/tool is missing".into());
+        let status = ClusterStatus::of("lab".into(), vec![head, worker]);
+        assert_eq!((status.state.as_str(), status.exit_code), ("release 2, tool of worker: /g/tool is missing", 1));
+        let text = status.to_string();
+        assert!(text.contains("tool: /g/tool is missing; at boot") && text.contains("do: nix run .#deploy"), "{text}");
+    }
+
+    #[test]
     fn a_node_that_does_not_answer_is_never_a_release() {
-        let mut gone = row("worker", Some("d"), "active");
-        (gone.status, gone.error) = (None, Some("no route".into()));
+        let silent = |cause| {
+            let error = DeployError::NoAnswer { cause, why: "worker: no route".into() };
+            NodeRow::of("worker".parse().unwrap(), Err(error))
+        };
+        let gone = silent(Cause::Unreachable);
         let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), gone]);
         assert_eq!((status.state.as_str(), status.exit_code, status.release), ("unreachable", 4, None));
         assert!(status.to_string().contains("no route"), "{status}");
+        assert!(status.to_string().contains("do: bring the node back to the network"), "{status}");
+        // What is no matter of the network is not sent there.
+        for (cause, state, next) in [
+            (Cause::Login, "no login on worker", "do: let ssh in"),
+            (Cause::Sudo, "no sudo on worker", "do: mend sudo there"),
+            (Cause::Tool, "no answer from worker", "do: mend what is said above"),
+        ] {
+            let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), silent(cause)]);
+            assert_eq!((status.state.as_str(), status.exit_code, status.release), (state, 4, None));
+            assert!(status.to_string().contains(next), "{status}");
+        }
+        let refused = NodeRow::of("worker".parse().unwrap(), Err(DeployError::Refused("worker: odd".into())));
+        assert_eq!(refused.cause, Some(Cause::Tool));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl VerdictKind {
 impl From<&DeployError> for VerdictKind {
     fn from(error: &DeployError) -> Self {
         match error {
-            DeployError::Refused(_) => Self::Refused,
+            DeployError::Refused(_) | DeployError::NoAnswer { .. } => Self::Refused,
             DeployError::Usage(_) => Self::Usage,
             DeployError::Failed(_) => Self::Failed,
             DeployError::Busy(_) => Self::Busy,

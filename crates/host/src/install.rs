@@ -82,6 +82,22 @@ pub fn tool(paths: &HostPaths, closure: &Utf8Path) -> Result<(), HostError> {
     files::link_atomic(&link, tool.as_str())
 }
 
+/// Why the node's tool cannot be run by its name; `None` when it can. Without it nothing ends a transaction at boot, and
+/// `sparklane txn resolve` is not where it is said to be.
+#[must_use]
+pub fn tool_trouble(paths: &HostPaths) -> Option<String> {
+    let link = paths.tool();
+    let Ok(target) = link.read_link_utf8() else {
+        return Some(if link.symlink_metadata().is_ok() {
+            format!("{link} is no link")
+        } else {
+            format!("{link} is missing")
+        });
+    };
+    let there = target.as_str().parse().is_ok_and(|at| paths.in_store(&at).join("bin/sparklane").is_file());
+    (!there).then(|| format!("{link} leads to {target}, which has no bin/sparklane"))
+}
+
 /// Installs tool and boot unit where they are missing or old, before the first change of a transaction.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use crate::error::HostError;
 use crate::lock::{self, Owner};
 use crate::paths::HostPaths;
 use crate::units::{UnitStatus, Units};
-use crate::{closure, files, firewall, peer, profile, releases, txns};
+use crate::{closure, files, firewall, install, peer, profile, releases, txns};
 
 /// One transaction in a status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +108,9 @@ pub struct NodeStatus {
     /// What is wrong with the generation's nftables table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firewall: Option<String>,
+    /// What is wrong with the link to the node's tool, where something is deployed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_lost: Option<String>,
     /// Public key with which a worker asks the head.
     pub decision_key: Option<String>,
     /// Public host keys, for the worker's questions.
@@ -127,6 +130,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
     let all = txns::list(paths)?;
     let drift = generation.as_ref().map_or_else(Vec::new, |g| drift(paths, g));
     let firewall = generation.as_ref().and_then(|g| firewall::trouble(paths, g));
+    let tool_lost = current.as_ref().and_then(|_| install::tool_trouble(paths));
     Ok(NodeStatus {
         tool: tool.to_owned(),
         boot: BootClock::new().now().boot,
@@ -147,6 +151,7 @@ pub fn read(paths: &HostPaths, units: &dyn Units, tool: &str) -> Result<NodeStat
         weights: None,
         drift,
         firewall,
+        tool_lost,
         decision_key: peer::public_key_if_any(paths),
         host_keys: peer::host_keys(paths).unwrap_or_default(),
     })

@@ -219,6 +219,26 @@ fn status_shows_drift_and_does_not_guess() {
 }
 
 #[test]
+fn status_shows_a_tool_that_is_not_where_the_boot_unit_looks_and_a_transaction_to_the_same_puts_it_back() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    let lost = || status::read(&paths, &FileUnits(dir.join("engine")), "x").unwrap().tool_lost;
+    assert_eq!(lost(), None);
+    files::remove(&paths.tool()).unwrap();
+    assert_eq!(lost(), Some(format!("{} is missing", paths.tool())));
+    let gone = format!("/nix/store/{}-gone", "z".repeat(32));
+    std::os::unix::fs::symlink(&gone, paths.tool()).unwrap();
+    assert_eq!(lost(), Some(format!("{} leads to {gone}, which has no bin/sparklane", paths.tool())));
+    let closure = paths.in_store(&side('a').path);
+    sparklane_host::install::install(&paths, &closure, &FileUnits(dir.join("engine"))).unwrap();
+    assert_eq!(lost(), None);
+    // Where nothing is deployed, none is missed.
+    files::remove(&paths.tool()).unwrap();
+    files::remove(&paths.profile).unwrap();
+    assert_eq!(lost(), None);
+}
+
+#[test]
 fn what_is_no_transaction_does_not_keep_a_lane_from_starting() {
     let (_guard, dir) = on_lane_a();
     let paths = HostPaths::below(&dir);

@@ -370,17 +370,19 @@ fn blank(wishes: &Wishes, asked: &[Asked<'_>], halves: &[[Half; 2]]) -> Cluster 
         ssh: Ssh { user: wishes.user.clone(), opts: Vec::new() },
         trusted_key: None,
         nodes: BTreeMap::new(),
-        absent: if sparks { Vec::new() } else { absent(asked, halves) },
+        absent: absent(asked, halves),
         host: if sparks { host } else { Host::default() },
         fabric: Fabric { preflight: sparks, ..Fabric::default() },
     }
 }
 
-/// What rehearsal machines lack, so that checks say `n/a: declared`.
+/// What the machines lack, so that checks say `n/a: declared`. A NIC whose RDMA is not loaded has it all the same.
 fn absent(asked: &[Asked<'_>], halves: &[[Half; 2]]) -> Vec<Absent> {
-    let bare = halves.iter().flatten().all(|half| half.rdma.is_none());
-    let bound = asked.iter().any(|(_, survey)| !survey.machine.sys_resource);
-    let all = [(Absent::Gpu, true), (Absent::Rdma, bare), (Absent::LinkSpeed, bare), (Absent::SysResource, bound)];
+    let no_nic = asked.iter().all(|(_, survey)| survey.facts.files.nic.is_empty());
+    let bare = no_nic && halves.iter().flatten().all(|half| half.rdma.is_none());
+    let gpu = asked.iter().all(|(_, survey)| serves(survey));
+    let bound = !gpu && asked.iter().any(|(_, survey)| !survey.machine.sys_resource);
+    let all = [(Absent::Gpu, !gpu), (Absent::Rdma, bare), (Absent::LinkSpeed, bare), (Absent::SysResource, bound)];
     all.into_iter().filter(|(_, is)| *is).map(|(absent, _)| absent).collect()
 }
 

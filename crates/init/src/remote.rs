@@ -8,11 +8,11 @@ use camino::Utf8Path;
 use sha2::{Digest as _, Sha256};
 use sparklane_deploy::answer;
 use sparklane_deploy::ssh::Remote;
+use sparklane_deploy::trouble::{self, Login};
 use sparklane_lane::{NodeName, System};
 
 use crate::apply::{Hands, LocalFile};
 use crate::error::InitError;
-use crate::hostkey::{Trouble, trouble};
 use crate::machine::Survey;
 use crate::plan::Order;
 
@@ -39,12 +39,34 @@ pub enum Entered {
     In(System),
     /// Nobody knows the node's host key yet.
     Stranger,
+    /// It shows another key than the one that is known.
+    Other,
+}
+
+impl Entered {
+    /// The system of a machine that was entered.
+    ///
+    /// # Errors
+    /// When its host key is not, or no more, the known one.
+    pub fn system(self, remote: &Remote) -> Result<System, InitError> {
+        match self {
+            Self::In(system) => Ok(system),
+            Self::Stranger => Err(refused(remote, "its host key is not known any more")),
+            Self::Other => Err(other_key(remote)),
+        }
+    }
+}
+
+/// Refused: another host key than the known one, and nobody knows whose.
+#[must_use]
+pub fn other_key(remote: &Remote) -> InitError {
+    remote.no_login(Login::Changed, "").into()
 }
 
 /// Logs in as the user himself.
 ///
 /// # Errors
-/// Refused, with what to do: no way there, another host key than the known one, no login, an unknown kind of machine.
+/// Refused, with what to do: no way there, no login, an unknown kind of machine.
 pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
     let answer = remote.login(&["uname", "-m"], QUICK)?;
     if answer.code == 0 {
@@ -55,25 +77,11 @@ pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
             .map(Entered::In)
             .ok_or_else(|| refused(remote, &format!("is a {kind} machine; lanes run on aarch64 and x86_64 Linux")));
     }
-    let last = answer.stderr.trim().lines().last().unwrap_or("no answer").to_owned();
-    let (user, host) = (&remote.user, &remote.host);
-    Err(match trouble(&answer.stderr) {
-        Trouble::Unknown => return Ok(Entered::Stranger),
-        Trouble::Changed => refused(
-            remote,
-            &format!(
-                "shows another host key than the one that is known. If the machine was set up anew, compare \
-                 (on its console: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub) and take the old key out: \
-                 ssh-keygen -R {host}, or hostKeys in the cluster file. If it was not, somebody is between you"
-            ),
-        ),
-        Trouble::Denied => refused(remote, &format!("ssh: {last}. Let your key in: ssh-copy-id {user}@{host}")),
-        Trouble::Unreachable => refused(
-            remote,
-            &format!("ssh: {last}. Is it on, and is {host} its name or address? Try: ssh {user}@{host} true"),
-        ),
-        Trouble::Other => refused(remote, &format!("ssh: {last}. Try: ssh {user}@{host} true")),
-    })
+    match trouble::login(&answer.stderr) {
+        Login::Unknown => Ok(Entered::Stranger),
+        Login::Changed => Ok(Entered::Other),
+        why @ (Login::Denied | Login::Unreachable | Login::Other) => Err(remote.no_login(why, &answer.stderr).into()),
+    }
 }
 
 /// Proves that the user may do without a password what a deployment does.
@@ -88,15 +96,11 @@ pub fn may_sudo(remote: &Remote) -> Result<(), InitError> {
     if answer.code == 0 {
         return Ok(());
     }
-    let (user, host) = (&remote.user, &remote.host);
-    let last = answer.stderr.trim().lines().last().unwrap_or("refused").to_owned();
-    Err(refused(
-        remote,
-        &format!(
-            "{user} may not use sudo without a password there ({last}). Add this line, once:\n  \
-             ssh -t {user}@{host} \"echo '{user} ALL=(ALL:ALL) NOPASSWD: ALL' | sudo tee /etc/sudoers.d/sparklane-{user}\""
-        ),
-    ))
+    if answer.code == 255 {
+        return Err(remote.no_login(trouble::login(&answer.stderr), &answer.stderr).into());
+    }
+    let why = trouble::sudo(answer.code, &answer.stderr).unwrap_or(trouble::Sudo::Other);
+    Err(refused(remote, &why.says(&remote.user, &remote.host, &answer.stderr)))
 }
 
 /// Asks a node what it is, with a program of its architecture that nothing of stays there.

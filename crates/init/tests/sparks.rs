@@ -315,6 +315,32 @@ fn an_edited_file_is_kept_and_only_what_the_machines_say_is_brought_up_to_date()
     assert_eq!(finding.map(|f| f.level), Some(Level::Note));
 }
 
+/// The template's file is one for Sparks: other machines are told what to do with it, and get a file without it.
+#[test]
+fn machines_without_rdma_are_told_what_a_file_for_sparks_lacks() {
+    let mut pair = Pair::new();
+    let sparks = pair.proposal(&wishes()).cluster.unwrap();
+    // A NIC whose RDMA is not loaded is no machine without it.
+    let mut unloaded = Pair::new();
+    unloaded.both(|spark| spark.remove("sys/class/infiniband"));
+    let rails = Some(["enp1s0f0np0", "enP2p1s0f0np0"].map(str::to_owned));
+    assert_eq!(unloaded.proposal(&Wishes { rails, ..wishes() }).cluster, None);
+    pair.both(|spark| {
+        spark.without_nic();
+        spark.put("sys/class/net/eth1/ifindex", "8");
+        spark.put("sys/class/net/eth2/ifindex", "9");
+    });
+    let rails = Some(["eth1", "eth2"].map(str::to_owned));
+    let mine = Wishes { rails, ..wishes() };
+    let proposal = pair.proposal(&Wishes { existing: Some(sparks), ..mine.clone() });
+    assert_eq!(proposal.cluster, None);
+    let stop = proposal.findings.iter().find(|f| f.level == Level::Stops).unwrap();
+    assert!(stop.what.contains("nodes.head.rail1.rdma: is missing") && stop.what.contains("absent = ["), "{stop:#?}");
+    assert!(stop.remedy.contains("--file FILE"), "{stop:#?}");
+    let made = pair.proposal(&mine).cluster.unwrap();
+    assert!(!made.has(sparklane_lane::cluster::Absent::Rdma) && made.nodes.values().all(|n| n.rail1.rdma.is_none()));
+}
+
 #[test]
 fn further_arguments_of_ssh_are_what_a_deployment_needs_too() {
     let opts = ["-p", "2222"].map(str::to_owned).to_vec();

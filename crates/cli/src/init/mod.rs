@@ -29,6 +29,11 @@ use reach::Reached;
   sparklane init 192.168.1.10 192.168.1.11 --yes --accept-host-keys --json
   sparklane init 10.77.0.10 10.77.0.11 --name lab2 --lane lab-a --rails rail1,rail2
 
+Machines without RDMA or a GPU rehearse: no NIC tells which netdevs are the rails, so name two of them with --rails, neither
+the one by which you come in nor that of the default route. A new file says what they lack (`absent`, so that checks say
+n/a) and, without a GPU, takes lab-a. A file made for Sparks, as the template's cluster.nix, does not fit them and is refused: move it away
+first, or name another with --file.
+
 The nodes need an ssh login and sudo without a password, and nothing else: a program is copied to each, asked and removed.
 Run again, it goes on where it was cut off, and changes nothing when nothing is left to do.
 

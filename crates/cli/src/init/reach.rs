@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use sparklane_deploy::ssh::{self, Remote};
-use sparklane_init::hostkey::fingerprint;
+use sparklane_init::hostkey::{self, fingerprint};
 use sparklane_init::plan::plan;
-use sparklane_init::remote::{Entered, enter, may_sudo, survey};
+use sparklane_init::remote::{Entered, enter, may_sudo, other_key, survey};
 use sparklane_init::{InitError, Survey, Wanted, Wishes};
 use sparklane_lane::{NodeName, System};
 
@@ -25,6 +25,7 @@ pub struct Reached {
 /// # Errors
 /// Refused; nothing was changed.
 pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::TempDir) -> Result<Reached, InitError> {
+    hosts_of_fingerprints(&args.host_key, &wishes.nodes)?;
     let dir = ssh::utf8(control)?;
     let mut remotes = Vec::new();
     for wanted in &wishes.nodes {
@@ -35,23 +36,21 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
             opts: wishes.ssh_opts.clone(),
             control: dir.clone(),
         };
-        let known = wishes.existing.as_ref().and_then(|c| c.nodes.get(&wanted.name)).map(|node| &node.host_keys);
-        if let Some(keys) = known.filter(|keys| !keys.is_empty()) {
-            remote.believe_only(keys)?;
+        let known = recorded(wishes, wanted);
+        if !known.is_empty() {
+            remote.believe_only(known)?;
         }
         remotes.push(remote);
     }
-    let systems = systems(args, &mut remotes, manner)?;
+    let systems = systems(args, wishes, &mut remotes, manner)?;
     let surveys = each(&remotes, |n, remote| {
         may_sudo(remote)?;
         let system = systems.get(n).copied().ok_or_else(|| InitError::Refused(format!("{}: no login", remote.name)))?;
         let mut survey = survey(remote, &tool::program(system, &args.tool)?)?;
-        // sshd may have others than those in the usual place: a cluster file with these would lock everybody out.
         let shown = remote.meet()?;
-        named_one(args, remote, &shown)?;
-        if !survey.machine.host_keys.iter().any(|key| shown.contains(key)) {
-            survey.machine.host_keys.clear();
-        }
+        // A fingerprint that the operator named counts for a node that is known already, too.
+        as_named(args, remote, &shown)?;
+        survey.machine.host_keys = hostkey::recordable(&survey.machine.host_keys, &shown);
         Ok(survey)
     })?;
     let named = wishes.nodes.iter().map(|w| w.name.clone()).zip(remotes).collect();
@@ -59,22 +58,42 @@ pub fn all(args: &Args, wishes: &Wishes, manner: Manner, control: &tempfile::Tem
 }
 
 /// The first login to each node, after its host key was agreed to.
-fn systems(args: &Args, remotes: &mut [Remote], manner: Manner) -> Result<Vec<System>, InitError> {
-    let entered = each(remotes, |_, remote| enter(remote))?;
-    let strangers: Vec<bool> = entered.iter().map(|e| *e == Entered::Stranger).collect();
-    for (remote, _) in remotes.iter_mut().zip(&strangers).filter(|(_, stranger)| **stranger) {
+fn systems(args: &Args, wishes: &Wishes, remotes: &mut [Remote], manner: Manner) -> Result<Vec<System>, InitError> {
+    let entered = each(remotes, |n, remote| {
+        let (entered, wanted) = (enter(remote)?, wishes.nodes.get(n));
+        // ssh calls a key of a kind that is not recorded a new one: where keys are recorded it is another one, too.
+        let recorded = wanted.is_some_and(|wanted| !recorded(wishes, wanted).is_empty());
+        if matches!(entered, Entered::In(_)) || (entered == Entered::Stranger && !recorded) {
+            return Ok(entered);
+        }
+        let shown = remote.meet().unwrap_or_default();
+        Err(wanted.and_then(|wanted| swapped(wishes, wanted, &shown)).unwrap_or_else(|| other_key(remote)))
+    })?;
+    let nodes = wishes.nodes.iter();
+    for ((remote, wanted), _) in remotes.iter_mut().zip(nodes).zip(&entered).filter(|(_, e)| **e == Entered::Stranger) {
         let keys = remote.meet()?;
+        if let Some(error) = swapped(wishes, wanted, &keys) {
+            return Err(error);
+        }
         believe(args, remote, &keys, manner)?;
         remote.believe_only(&keys)?;
     }
-    let again = each(remotes, |n, remote| match entered.get(n) {
+    each(remotes, |n, remote| match entered.get(n) {
         Some(Entered::In(system)) => Ok(*system),
-        _ => match enter(remote)? {
-            Entered::In(system) => Ok(system),
-            Entered::Stranger => Err(InitError::Refused(format!("{}: shows another host key each time", remote.name))),
-        },
-    })?;
-    Ok(again)
+        _ => enter(remote)?.system(remote),
+    })
+}
+
+/// The host keys that the file that is there records for a node.
+fn recorded<'a>(wishes: &'a Wishes, wanted: &Wanted) -> &'a [String] {
+    let node = wishes.existing.as_ref().and_then(|cluster| cluster.nodes.get(&wanted.name));
+    node.map_or(&[], |node| &node.host_keys)
+}
+
+/// The key of another node of the file that is there.
+fn swapped(wishes: &Wishes, wanted: &Wanted, shown: &[String]) -> Option<InitError> {
+    let why = hostkey::swapped(&wanted.name, &wanted.host, shown, wishes.existing.as_ref()?)?;
+    Some(InitError::Refused(format!("{}: {why}", wanted.name)))
 }
 
 /// Whether a host key that nobody knows is the node's.
@@ -82,12 +101,8 @@ fn believe(args: &Args, remote: &Remote, keys: &[String], manner: Manner) -> Res
     let prints: Vec<String> = keys.iter().filter_map(|key| fingerprint(key)).collect();
     let shown = prints.join(" ");
     let host = &remote.host;
-    if let Some((_, wanted)) = args.host_key.iter().find(|(named, _)| named == host || *named == remote.name) {
-        if prints.iter().any(|print| print == wanted) {
-            return Ok(());
-        }
-        let why = format!("{}: its host key is {shown}, not {wanted}: somebody may be between you", remote.name);
-        return Err(InitError::Refused(why));
+    if as_named(args, remote, keys)? {
+        return Ok(());
     }
     if args.accept_host_keys {
         eprintln!("{:<8} host key {shown}, believed as --accept-host-keys says", remote.name);
@@ -111,15 +126,31 @@ fn believe(args: &Args, remote: &Remote, keys: &[String], manner: Manner) -> Res
     )))
 }
 
-/// A fingerprint that the operator named counts for a node that is known already, too.
-fn named_one(args: &Args, remote: &Remote, shown: &[String]) -> Result<(), InitError> {
-    let named = args.host_key.iter().find(|(host, _)| *host == remote.host || *host == remote.name);
-    let prints: Vec<String> = shown.iter().filter_map(|key| fingerprint(key)).collect();
-    match named {
-        Some((_, wanted)) if !prints.contains(wanted) => {
-            Err(InitError::Refused(format!("{}: its host key is {}, not {wanted}", remote.name, prints.join(" "))))
+/// Holds the keys that a node shows against the fingerprints that the operator named for it; false when he named none.
+fn as_named(args: &Args, remote: &Remote, shown: &[String]) -> Result<bool, InitError> {
+    let ours = args.host_key.iter().filter(|(named, _)| *named == remote.host || *named == remote.name);
+    let wanted: Vec<&str> = ours.map(|(_, print)| print.as_str()).collect();
+    if wanted.is_empty() {
+        return Ok(false);
+    }
+    match hostkey::unlike(shown, &wanted) {
+        Some(why) => Err(InitError::Refused(format!("{}: {why}", remote.name))),
+        None => Ok(true),
+    }
+}
+
+/// A fingerprint of a host that is none of the nodes would be compared with nothing.
+fn hosts_of_fingerprints(named: &[(String, String)], nodes: &[Wanted]) -> Result<(), InitError> {
+    let is_node = |named: &str| nodes.iter().any(|node| node.host == named || node.name.as_str() == named);
+    match named.iter().find(|(named, _)| !is_node(named)) {
+        None => Ok(()),
+        Some((named, _)) => {
+            let hosts: Vec<&str> = nodes.iter().map(|node| node.host.as_str()).collect();
+            Err(InitError::Usage(format!(
+                "--host-key {named}=…: {named} is no node here; they are {}",
+                hosts.join(", ")
+            )))
         }
-        _ => Ok(()),
     }
 }
 
@@ -159,12 +190,28 @@ fn each<T: Send>(
 /// When a node does not answer any more.
 pub fn left(args: &Args, wishes: &Wishes, remotes: &BTreeMap<NodeName, Remote>) -> Result<Vec<String>, InitError> {
     let ordered: Vec<Remote> = wishes.nodes.iter().filter_map(|w| remotes.get(&w.name).cloned()).collect();
-    let surveys = each(&ordered, |_, remote| match enter(remote)? {
-        Entered::In(system) => survey(remote, &tool::program(system, &args.tool)?),
-        Entered::Stranger => Err(InitError::Refused(format!("{}: its host key is not known any more", remote.name))),
+    let surveys = each(&ordered, |_, remote| {
+        let system = enter(remote)?.system(remote)?;
+        survey(remote, &tool::program(system, &args.tool)?)
     })?;
     let machines: Vec<(&Wanted, _)> = wishes.nodes.iter().zip(surveys.iter().map(|s| &s.machine)).collect();
     let rest = plan(&machines, &wishes.user, wishes.trusted_key.as_deref());
     let steps = rest.steps.iter().map(|step| format!("{}: {}", step.node, step.action.says()));
     Ok(steps.chain(rest.findings.iter().map(|f| f.what.clone())).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sparklane_lane::Role;
+
+    #[test]
+    fn a_fingerprint_of_no_node_is_not_passed_over() {
+        let nodes = [Wanted { name: "head".parse().unwrap(), role: Role::Head, rank: 0, host: "10.0.0.1".into() }];
+        let named = |host: &str| hosts_of_fingerprints(&[(host.to_owned(), "SHA256:x".to_owned())], &nodes);
+        assert!(named("head").is_ok() && named("10.0.0.1").is_ok());
+        let error = named("10.0.0.2").unwrap_err();
+        assert_eq!(error.exit_code(), 2);
+        assert_eq!(error.to_string(), "--host-key 10.0.0.2=…: 10.0.0.2 is no node here; they are 10.0.0.1");
+    }
 }

@@ -7,7 +7,7 @@ use crate::plan::NodeFacts;
 pub(super) fn busy_rather(facts: &[NodeFacts], error: DeployError) -> DeployError {
     let held = facts.iter().find_map(|f| f.status.lock.as_ref().map(|owner| (&f.node, owner)));
     match (held, error) {
-        (Some((node, owner)), DeployError::Refused(why)) => {
+        (Some((node, owner)), DeployError::Refused(why) | DeployError::NoAnswer { why, .. }) => {
             DeployError::Busy(format!("{node}: {}; besides: {why}", owner.holds()))
         }
         (_, error) => error,

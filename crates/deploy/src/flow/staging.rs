@@ -91,7 +91,7 @@ impl Flow<'_> {
         std::thread::scope(|scope| {
             for (node, _) in pairs.iter().filter(|(_, status)| status.as_ref().is_some_and(dead)) {
                 self.observer.event(Some(node.member.node.as_str()), "end a transaction that was left");
-                scope.spawn(|| node.remote.run(&[&node.tool, "txn", "resolve"], b""));
+                scope.spawn(|| node.resolve());
             }
         });
         self.statuses()

@@ -164,8 +164,27 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
     paths.are(true);
     firewall_rows(&rig, ["skipped", "skipped"]);
 
-    rig.deploy("lab-a").is(0, "committed");
-    rig.one_release("lab-a");
+    // With --boot what serves keeps its ports as they are; the boot loads the table before it starts an engine.
+    rig.app(&["deploy", "lab-a", "--boot"]).is(0, "committed");
+    paths.are(true);
+    for node in NODES {
+        assert!(rig.try_sh(node, "test -e /etc/sparklane/firewall.nft"), "{node}");
+        assert!(!rig.try_sh(node, "nft list table inet sparklane"), "{node}");
+    }
+    let status = rig.plain(&["status"]);
+    assert!(status.code == 1 && status.stdout.contains("is gone: its ports are open"), "{status:#?}");
+    drop(paths);
+    for node in NODES {
+        rig.lab.reboot(node).unwrap();
+    }
+    rig.comes_to_one_release("lab-a", 120);
+    let at = |unit: &str, what: &str| -> u64 {
+        let micros = rig.sh("head", &format!("systemctl show -P ExecMain{what}TimestampMonotonic {unit}"));
+        micros.trim().parse().unwrap()
+    };
+    let (table, engine) = (at("sparklane-firewall", "Exit"), at("sparklane-engine", "Start"));
+    assert!(0 < table && table <= engine, "{table} {engine}");
+    let paths = Paths::of(&rig);
     paths.are(false);
     firewall_rows(&rig, ["ok", "ok"]);
     assert_eq!(paths.theirs(), theirs);
@@ -186,9 +205,18 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
         paths.are(false);
     }
 
-    // A deployment of the same lane brings it back too.
-    rig.sh("worker", "nft delete table inet sparklane");
+    // A deployment of the same lane brings it back too, and a lost link to the node's tool with it, without a new engine.
+    let tool = "/nix/var/nix/gcroots/sparklane/tool";
+    let pids = || NODES.map(|n| rig.sh(n, "systemctl show -P MainPID sparklane-engine"));
+    let serving = pids();
+    rig.sh("worker", &format!("nft delete table inet sparklane; rm {tool}"));
+    rig.sh("head", &format!("ln -sfn /nix/store/gone {tool}"));
+    let status = rig.plain(&["status"]);
+    assert!(status.code == 1 && status.stdout.contains(&format!("{tool} is missing")), "{status:#?}");
+    assert!(status.stdout.contains(&format!("{tool} leads to /nix/store/gone")), "{status:#?}");
     rig.deploy("lab-a").is(0, "committed");
+    assert!(NODES.iter().all(|node| rig.try_sh(node, &format!("test -x {tool}/bin/sparklane"))));
+    assert_eq!(pids(), serving);
     paths.are(false);
     rig.deploy("lab-a").is(0, "unchanged");
 
@@ -200,13 +228,8 @@ fn the_ranks_ports_are_reached_over_the_rails_by_the_other_rank_only() {
     rig.sh("head", "mv /usr/sbin/nft.away /usr/sbin/nft");
     rig.comes_to_one_release("lab-a", 60);
 
-    // A lane that fails leaves the table as it was; a reboot brings it back before the engine.
+    // A lane that fails leaves the table as it was.
     rig.deploy("lab-broken").is(3, "rolled-back");
-    paths.are(false);
-    drop(paths);
-    rig.lab.reboot("head").unwrap();
-    rig.comes_to_one_release("lab-a", 120);
-    let paths = Paths::of(&rig);
     paths.are(false);
     firewall_rows(&rig, ["ok", "ok"]);
 

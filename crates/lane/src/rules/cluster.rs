@@ -12,6 +12,7 @@ pub(super) const RULES: &[fn(&Cluster) -> Vec<Problem>] = &[
     ranks_count_from_the_head,
     rails_are_usable,
     rails_are_distinct,
+    rails_are_not_the_way_in,
     rdma_is_everywhere,
     releases_are_kept,
     key_is_a_key,
@@ -82,8 +83,16 @@ fn rails_are_distinct(cluster: &Cluster) -> Vec<Problem> {
         if node.rail1.netdev == node.rail2.netdev {
             problems.push(Problem::error(format!("nodes.{name}.rail2.netdev"), "is the netdev of rail1 too"));
         }
-        if subnet(&node.rail1).is_some_and(|s| Some(s) == subnet(&node.rail2)) {
-            problems.push(Problem::error(format!("nodes.{name}.rail2.address"), "is in the subnet of rail1"));
+        if let (Some(one), Some(two)) = (subnet(&node.rail1), subnet(&node.rail2))
+            && overlap(one, two)
+        {
+            let what = if one == two {
+                "is in the subnet of rail1".to_owned()
+            } else {
+                format!("its subnet {} overlaps {}, that of rail1", told(two), told(one))
+            };
+            let problem = Problem::error(format!("nodes.{name}.rail2.address"), what);
+            problems.push(problem.suggest("give each rail a subnet of its own, the same on all nodes"));
         }
         for (key, own, heads) in
             [("rail1", &node.rail1, head.map(|h| &h.rail1)), ("rail2", &node.rail2, head.map(|h| &h.rail2))]
@@ -98,11 +107,37 @@ fn rails_are_distinct(cluster: &Cluster) -> Vec<Problem> {
     problems
 }
 
+/// A node whose management address lies in a rail's subnet would be answered over the cable, which the control host is
+/// not on. Host names are not looked up.
+fn rails_are_not_the_way_in(cluster: &Cluster) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for (name, node) in &cluster.nodes {
+        let Ok(host) = node.host.parse::<Ipv4Addr>() else { continue };
+        for (key, rail) in [("rail1", &node.rail1), ("rail2", &node.rail2)] {
+            let Some(subnet) = subnet(rail).filter(|s| overlap(*s, (host.to_bits(), 32))) else { continue };
+            let what = format!("its subnet {} holds {host}, the management address (nodes.{name}.host)", told(subnet));
+            let problem = Problem::error(format!("nodes.{name}.{key}.address"), what);
+            problems.push(problem.suggest(
+                "give the rail a subnet of its own on all nodes, such as 192.168.177.0/24, or as host the node's \
+                 address on the network by which it is managed",
+            ));
+        }
+    }
+    problems
+}
+
 fn rdma_is_everywhere(cluster: &Cluster) -> Vec<Problem> {
     let expected = cluster.has(Absent::Rdma);
     let odd = rails(cluster).filter(|(_, rail)| rail.rdma.is_some() != expected);
-    let what = if expected { "is missing" } else { "is set, but the cluster declares rdma absent" };
-    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what)).collect()
+    let (what, advice) = if expected {
+        (
+            "is missing",
+            "name the rail's RDMA device; machines that have none say so: absent = [ \"rdma\" \"link-speed\" ]",
+        )
+    } else {
+        ("is set, but the cluster declares rdma absent", "take \"rdma\" out of absent, or the device out of the rail")
+    };
+    odd.map(|(at, _)| Problem::error(format!("{at}.rdma"), what).suggest(advice)).collect()
 }
 
 fn releases_are_kept(cluster: &Cluster) -> Vec<Problem> {
@@ -192,6 +227,17 @@ fn subnet(rail: &Rail) -> Option<(u32, u8)> {
     Some((address.to_bits() & mask, rail.prefix))
 }
 
+/// True when one holds an address of the other.
+fn overlap((a, a_prefix): (u32, u8), (b, b_prefix): (u32, u8)) -> bool {
+    let differ = u32::from(a_prefix.min(b_prefix));
+    (a ^ b).leading_zeros() >= differ
+}
+
+/// `10.0.0.0/24`.
+fn told((network, prefix): (u32, u8)) -> String {
+    format!("{}/{prefix}", Ipv4Addr::from_bits(network))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{check_cluster, fixture};
@@ -237,6 +283,33 @@ mod tests {
         assert_eq!(found(|c| node(c, "head").rail2.netdev = "a-name-that-is-long".into()), ["nodes.head.rail2.netdev"]);
         assert_eq!(found(|c| node(c, "head").rail2.rdma = None), ["nodes.head.rail2.rdma"]);
         assert!(found(|c| node(c, "head").rail2.prefix = 40).contains(&"nodes.head.rail2.prefix".to_owned()));
+    }
+
+    #[test]
+    fn a_rail_is_not_the_way_in_and_does_not_overlap_the_other() {
+        let [a, b] = ["nodes.head.rail1.address", "nodes.worker.rail1.address"];
+        // The fixture's rails are 10.0.1.0/24 and 10.0.2.0/24.
+        assert_eq!(found(|c| node(c, "head").host = "10.0.1.77".into()), [a]);
+        assert_eq!(found(|c| node(c, "worker").host = "10.0.1.2".into()), [b]);
+        assert_eq!(found(|c| node(c, "head").host = "10.0.2.200".into()), ["nodes.head.rail2.address"]);
+        for other in ["10.0.3.77", "spark-a", "spark-a.10.0.1.77", "fe80::1%eth0", "10.0.1"] {
+            assert_eq!(found(|c| node(c, "head").host = other.into()), [""; 0], "{other}");
+        }
+        let wide = |c: &mut Cluster| c.nodes.values_mut().for_each(|n| n.rail1.prefix = 16);
+        assert_eq!(found(wide), ["nodes.head.rail2.address", "nodes.worker.rail2.address"]);
+        let mut cluster = fixture::case().cluster;
+        wide(&mut cluster);
+        let narrow = |c: &mut Cluster| c.nodes.values_mut().for_each(|n| n.rail2.prefix = 22);
+        assert_eq!(found(narrow), ["nodes.head.rail2.address", "nodes.worker.rail2.address"]);
+        node(&mut cluster, "head").host = "10.0.9.9".into();
+        let told: Vec<String> = check_cluster(&cluster).iter().map(ToString::to_string).collect();
+        assert!(
+            told[0].contains("its subnet 10.0.2.0/24 overlaps 10.0.0.0/16, that of rail1 (give each rail"),
+            "{told:#?}"
+        );
+        let way_in =
+            "nodes.head.rail1.address: its subnet 10.0.0.0/16 holds 10.0.9.9, the management address (nodes.head.host)";
+        assert!(told.iter().any(|t| t.contains(way_in) && t.contains("192.168.177.0/24")), "{told:#?}");
     }
 
     #[test]
