@@ -249,7 +249,8 @@ impl Lab {
     /// Starts a machine that is off and waits until it has booted; one that runs is left alone.
     pub fn start(&self, name: &str) -> Result<()> {
         let spec: NodeSpec = node(name)?;
-        let _lock = Lock::take(&self.paths)?;
+        // Another machine may be starting: both are wanted up.
+        let _lock = Lock::within(&self.paths, machine::BOOT_LIMIT)?;
         let mut state = self.state()?;
         let process = match state.machines.get(spec.name).copied().filter(|p| p.alive()) {
             Some(process) => process,

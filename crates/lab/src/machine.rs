@@ -15,7 +15,7 @@ use crate::spec::{Network, NodeSpec};
 use crate::{base, cgroup};
 
 /// Longest time from start to a booted machine; it takes about 3 s on an idle host.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
+pub const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a command in a machine did.
 #[derive(Debug, Clone, Serialize)]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::time::{Duration, Instant};
 
 use camino::Utf8PathBuf;
 use rustix::fs::{FlockOperation, flock};
@@ -55,6 +56,17 @@ impl State {
 pub struct Lock(#[allow(dead_code, reason = "held for its drop")] File);
 
 impl Lock {
+    /// Takes the lock, waiting at most `wait`, or says who else could have it.
+    pub fn within(paths: &Paths, wait: Duration) -> Result<Self> {
+        let end = Instant::now() + wait;
+        loop {
+            match Self::take(paths) {
+                Err(LabError::Busy(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(100)),
+                taken => return taken,
+            }
+        }
+    }
+
     /// Takes the lock or says who else could have it.
     pub fn take(paths: &Paths) -> Result<Self> {
         let path = paths.lock();

@@ -199,6 +199,15 @@ fn nodes_rebooted_at_once_and_one_after_the_other() {
         NODES.iter().for_each(|node| rig.lab.kill(node).unwrap());
         NODES.iter().for_each(|node| rig.lab.start(node).unwrap());
     });
+    let before = attempt(&rig, "head");
+    harmed(&rig, &before, || {
+        std::thread::scope(|scope| {
+            for node in NODES {
+                let rig = &rig;
+                scope.spawn(move || rig.lab.reboot(node).unwrap());
+            }
+        });
+    });
     for node in NODES {
         let before = attempt(&rig, "head");
         harmed(&rig, &before, || rig.lab.reboot(node).unwrap());
