@@ -30,7 +30,7 @@ struct Known {
 }
 
 /// Marks in a supervisor's words. Earlier rows explain more, so the first that fits counts.
-const KNOWN: [Known; 16] = [
+const KNOWN: [Known; 17] = [
     Known {
         mark: "the kernel killed",
         gotcha: "G13",
@@ -108,6 +108,12 @@ const KNOWN: [Known; 16] = [
         gotcha: "G13",
         means: "when memory runs out the kernel takes this process first",
         remedy: "RAY_worker_oom_score_adjustment=0 is set in Ray lanes: deploy the lane again",
+    },
+    Known {
+        mark: "the machine swaps",
+        gotcha: "T12",
+        means: "memory filled up over time; requests are slow, and the engine is next",
+        remedy: "find what else uses memory on that node; then restart both: systemctl restart sparklane-engine on the head",
     },
     Known {
         mark: "no word from",
@@ -189,6 +195,9 @@ mod tests {
         assert_eq!(gotcha(&kmsg::event(fell).unwrap().to_string()).as_deref(), Some("T11"));
         let victim = Scored { pid: 1, name: "ray::R".into(), score: 1000 };
         assert_eq!(gotcha(&victim.to_string()).as_deref(), Some("G13"));
+        let mut swap = crate::memory::swap::Watch::default();
+        let swaps = [0, 9000].map(|moved| swap.look(crate::memory::swap::Sample { used: 2 << 30, moved }));
+        assert_eq!(gotcha(swaps[1].as_deref().unwrap()).as_deref(), Some("T12"));
         let exit = |code| crate::docker::Exit { code, oom: false, error: String::new() };
         let words = |code| ending::words(&Ok(End::Exited(exit(code))), None).unwrap();
         assert_eq!(gotcha(&words(2)).as_deref(), Some("G5"));

@@ -17,6 +17,7 @@ pub mod fwupd;
 pub mod install;
 pub mod journal;
 pub mod lock;
+pub mod network;
 pub mod node;
 pub mod paths;
 pub mod peer;

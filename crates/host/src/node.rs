@@ -16,7 +16,7 @@ use crate::error::HostError;
 use crate::paths::HostPaths;
 use crate::profile::Mover;
 use crate::units::Units;
-use crate::{decide, files, firewall, foreign, install, peer, process, profile, releases, txns, validate};
+use crate::{decide, files, firewall, foreign, install, network, peer, process, profile, releases, txns, validate};
 
 /// Waits for a generation's gates. The engine part implements it; tests script it.
 pub trait Gates {
@@ -143,14 +143,45 @@ impl RealNode {
     fn refresh(&self, what: Refresh) -> Result<(), HostError> {
         match what {
             Refresh::Units => self.units.reload(),
-            Refresh::Network => {
-                process::run("netplan", &["generate"])?;
-                process::run("networkctl", &["reload"]).map(drop)
-            }
+            Refresh::Network => self.apply_network(),
             Refresh::Sysctl => self.load_ours(FileKind::Sysctl, "sysctl", "--load"),
             Refresh::Tmpfiles => self.load_ours(FileKind::Tmpfiles, "systemd-tmpfiles", "--create"),
             Refresh::Firewall => firewall::follow(&self.paths),
         }
+    }
+
+    fn apply_network(&self) -> Result<(), HostError> {
+        process::run("netplan", &["generate"])?;
+        let runs = |unit| self.units.status(unit).map(|status| status.is_up());
+        let rendered = network::Rendered {
+            profiles: network::names(network::PROFILES.into()),
+            networkd: network::names(network::NETWORKD.into()),
+            manager_runs: runs(network::MANAGER_UNIT)?,
+            networkd_runs: runs(network::NETWORKD_UNIT)?,
+        };
+        for network::Order { program, args, must } in network::orders(&self.rails()?, &rendered) {
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            match process::run(program, &args) {
+                Err(error) if must => return Err(error),
+                Err(error) => self.say(error.to_string()),
+                Ok(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The interfaces of both sides' netplan files.
+    fn rails(&self) -> Result<BTreeSet<String>, HostError> {
+        let mut rails = BTreeSet::new();
+        for side in self.spec.from.iter().chain([&self.spec.to]) {
+            let generation = self.read(side)?;
+            for path in generation.files.iter().filter(|(_, f)| f.kind == FileKind::Netplan).map(|(path, _)| path) {
+                let content = self.paths.in_store(&side.path).join(path.trim_start_matches('/'));
+                let text = std::fs::read_to_string(&content).map_err(HostError::file("read", &content))?;
+                rails.extend(network::interfaces(&text));
+            }
+        }
+        Ok(rails)
     }
 
     /// Loads what stands now at our paths of a kind. Everybody else's files may have faults of their own.

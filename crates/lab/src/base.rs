@@ -46,6 +46,11 @@ const MASKED: &[&str] = &[
     "getty.target",
     "systemd-firstboot.service",
     "systemd-logind.service",
+    // There for the scenario that starts it; networkd renders a lab's interfaces.
+    "NetworkManager.service",
+    "NetworkManager-wait-online.service",
+    "NetworkManager-dispatcher.service",
+    "wpa_supplicant.service",
     "sshd-keygen.service",
 ];
 

@@ -39,6 +39,7 @@ pub const PACKAGES: &[&str] = &[
     "openssh-client",
     "sudo",
     "netplan.io",
+    "network-manager",
     "python3-minimal",
     "git",
     "nftables",

@@ -57,6 +57,9 @@ pub struct Model {
     pub served_name: String,
     /// Name of the weights manifest (`nix/weights/`); its folder is mounted read-only at `path`.
     pub weights: Option<String>,
+    /// Tokens that conversations should stay below, where the model goes wrong before `serve.maxModelLen`; what
+    /// `sparklane lane clients` tells clients [default: nine tenths of it].
+    pub fence_tokens: Option<u64>,
 }
 
 /// How the ranks find each other.

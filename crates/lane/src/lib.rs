@@ -4,6 +4,7 @@
 //! data, so the Nix builder, the node and the control host cannot disagree about what a lane means.
 
 pub mod catalog;
+pub mod clients;
 pub mod cluster;
 pub mod diff;
 pub mod fabric;

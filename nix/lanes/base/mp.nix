@@ -4,6 +4,8 @@ import ./over.nix {
     path = "/models/DeepSeek-V4-Flash-0731";
     servedName = "deepseek-v4-flash-dspark";
     weights = "deepseek-v4-flash-0731";
+    # Above it agents loop, and with nvfp4 KV long requests collapse earlier (docs/gotchas.md G12, G14).
+    fenceTokens = 120000;
   };
   executor = { kind = "mp"; port = 25000; };
   serve = {

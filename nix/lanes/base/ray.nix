@@ -5,6 +5,8 @@ import ./over.nix {
     path = "/models/DeepSeek-V4-Flash-0731";
     servedName = "ds-0731";
     weights = "deepseek-v4-flash-0731";
+    # Above it agents loop, and with nvfp4 KV long requests collapse earlier (docs/gotchas.md G12, G14).
+    fenceTokens = 150000;
   };
   executor = { kind = "ray"; port = 6379; };
   serve = {

@@ -28,12 +28,14 @@ impl Memory {
     /// Reads the text of `/proc/meminfo` (kB are KiB there).
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let value = |name: &str| {
-            let rest = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-        };
-        Some(Self { total: value("MemTotal")?, available: value("MemAvailable")? })
+        Some(Self { total: bytes(text, "MemTotal")?, available: bytes(text, "MemAvailable")? })
     }
+}
+
+/// A field of `/proc/meminfo`.
+pub(super) fn bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// What is missing, in bytes.

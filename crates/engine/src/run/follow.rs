@@ -13,6 +13,7 @@ use super::ending::End;
 use super::{Run, prepare};
 use crate::error::EngineError;
 use crate::http::{Url, send};
+use crate::memory::swap;
 use crate::pair::{Advice, Pair};
 use crate::phase::Phase;
 use crate::warm::{self, Report};
@@ -30,6 +31,8 @@ const LEAVE_SECS: u32 = 8;
 const LAST_BREATH: Duration = Duration::from_secs(1);
 /// Ticks between two looks at who is silent.
 const LOOK_TICKS: u32 = 5;
+/// Ticks between two looks at swap.
+const SWAP_TICKS: u32 = swap::LOOK_SECS * 5;
 
 type LogStream<'a> = dyn futures_util::Stream<Item = Result<LogOutput, bollard::errors::Error>> + Unpin + 'a;
 
@@ -99,6 +102,9 @@ impl Run<'_> {
                     if !self.scores_seen && self.tracker.phase() >= Phase::Loaded {
                         self.scores_seen = true;
                         self.note_first_victims().await;
+                    }
+                    if ticks.is_multiple_of(SWAP_TICKS) {
+                        self.look_at_swap();
                     }
                     let over = if ticks.is_multiple_of(LOOK_TICKS) { self.consider_pair() } else { None };
                     over.or_else(|| self.late())

@@ -4,12 +4,14 @@ use std::path::Path;
 
 use super::Run;
 use crate::evidence::Exhibit;
-use crate::memory::{kmsg, oom};
+use crate::memory::{gate, kmsg, oom, swap};
 
 /// Causes that are repeated in words, the newest; more say no more.
 const TOLD: usize = 3;
 /// Lines of the kernel's log that evidence keeps.
 const KEPT: usize = 200;
+/// Where the kernel counts the pages that it moved.
+const VMSTAT: &str = "/proc/vmstat";
 
 impl Run<'_> {
     /// Remembers where the kernel's log is, so that only what follows is taken for a cause.
@@ -32,6 +34,23 @@ impl Run<'_> {
         let last = &all[all.len().saturating_sub(KEPT)..];
         let line = |r: &kmsg::Record| format!("{}.{:06} {}\n", r.micros / 1_000_000, r.micros % 1_000_000, r.text);
         Some(Exhibit { name: "kernel.log", content: last.iter().map(line).collect() })
+    }
+
+    /// Looks whether the machine swaps; it is told when that begins and when it ends, and nothing is done about it: what
+    /// fills the memory need not be the engine.
+    pub(super) fn look_at_swap(&mut self) {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let Some(sample) = swap::Sample::parse(&read(gate::MEMINFO), &read(VMSTAT)) else { return };
+        let swaps = self.swap.look(sample);
+        if self.swaps.is_some() == swaps.is_some() {
+            return;
+        }
+        match &swaps {
+            Some(words) => tracing::warn!("{words}"),
+            None => tracing::info!("the machine does not swap any more"),
+        }
+        self.swaps = swaps;
+        self.publish();
     }
 
     /// Notes which of the engine's processes the kernel would kill before the lane means it to. Looked at once, when all

@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use crate::docker::Client;
 use crate::error::EngineError;
 use crate::lines::{LineCutter, Tail};
-use crate::memory::gate;
+use crate::memory::{gate, swap};
 use crate::notify::Notify;
 use crate::pair::{Advice, AttemptId, Pair, Rank};
 use crate::phase::{Phase, PhaseTracker};
@@ -121,6 +121,9 @@ struct Run<'a> {
     doubt: Option<String>,
     /// What the watchdog found.
     odd: Option<String>,
+    swap: swap::Watch,
+    /// That the machine swaps, in words.
+    swaps: Option<String>,
     canary: Option<CanaryView>,
     warmup: Option<Report>,
     starts: u64,
@@ -163,6 +166,8 @@ impl<'a> Run<'a> {
             waits: None,
             doubt: None,
             odd: None,
+            swap: swap::Watch::default(),
+            swaps: None,
             canary: None,
             warmup: None,
             starts: before.as_ref().map_or(0, |b| b.starts) + 1,

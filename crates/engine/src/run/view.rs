@@ -72,11 +72,11 @@ impl Run<'_> {
     }
 
     fn reason(&self) -> Option<&str> {
-        self.waits.as_deref().or(self.doubt.as_deref()).or(self.odd.as_deref())
+        self.waits.as_deref().or(self.doubt.as_deref()).or(self.odd.as_deref()).or(self.swaps.as_deref())
     }
 
     pub(super) fn state(&self) -> State {
-        let wrong = self.doubt.is_some() || self.odd.is_some();
+        let wrong = self.doubt.is_some() || self.odd.is_some() || self.swaps.is_some();
         let good = |state| if wrong { State::Degraded } else { state };
         match self.tracker.phase() {
             Phase::Preparing if self.waits.is_some() && self.container_id.is_some() => State::WaitPeer,

@@ -273,6 +273,62 @@ fn a_sound_change_of_the_rails_network_is_applied_and_taken_back() {
     rig.one_release("lab-a");
 }
 
+/// What DGX OS ships and its vendor's guide adds: NetworkManager renders everything, the rails from a file of the owner's.
+/// Nothing but the rails is given to it here.
+const MANAGED_BY_NM: &str = r"set -e
+systemctl unmask NetworkManager.service NetworkManager-dispatcher.service
+cat > /etc/NetworkManager/conf.d/10-rails.conf <<END
+[main]
+no-auto-default=*
+dns=none
+[keyfile]
+unmanaged-devices=*,except:interface-name:rail1,except:interface-name:rail2
+END
+echo '{network: {version: 2, renderer: NetworkManager}}' > /etc/netplan/01-network-manager-all.yaml
+cat > /etc/netplan/40-cx7.yaml <<END
+network:
+  version: 2
+  ethernets:
+    rail1: {addresses: [10.77.1.11/24], mtu: 9000}
+    rail2: {addresses: [10.77.2.11/24], mtu: 9000}
+END
+chmod 600 /etc/netplan/*.yaml
+rm /etc/systemd/network/90-rail?.network
+networkctl reload
+netplan generate
+systemctl start NetworkManager
+for rail in rail1 rail2; do nmcli --wait 20 connection up id netplan-$rail; done";
+
+/// The worker's rails are NetworkManager's, the head's are networkd's: each is told what changed.
+#[test]
+#[ignore = "needs the lab"]
+fn rails_that_networkmanager_renders_take_a_change_too_and_give_it_back() {
+    let mut rig = Rig::fresh();
+    rig.sh("worker", MANAGED_BY_NM);
+    rig.deploy("lab-a").is(0, "committed");
+    let before = rig.one_release("lab-a");
+    let active = |rig: &Rig| rig.sh("worker", "nmcli -g NAME,DEVICE connection show --active | grep rail | sort");
+    assert_eq!(active(&rig), "netplan-rail1:rail1\nnetplan-rail2:rail2\n");
+    let cluster = Cluster::and(&mut rig, "host.rails.mtu = 8000;");
+    rig.deploy("lab-a").is(0, "committed");
+    for node in NODES {
+        rig.until("the MTU is set", 20, || mtu(&rig, node) == "8000 8000");
+    }
+    assert_eq!(active(&rig), "netplan-rail1:rail1\nnetplan-rail2:rail2\n");
+    assert!(rig.sh("worker", "ip -4 -o address show rail1").matches("10.77.1.11/24").count() == 1);
+    let said = verify(&rig);
+    assert_eq!(said.code, 0, "{said:#?}");
+    rig.app(&["rollback", "--to", &before.to_string()]).is(0, "committed");
+    for node in NODES {
+        rig.until("the MTU is as it was", 20, || mtu(&rig, node) == "9000 9000");
+    }
+    assert_eq!(active(&rig), "netplan-rail1:rail1\nnetplan-rail2:rail2\n");
+    drop(cluster);
+    rig.one_release("lab-a");
+    drop(rig);
+    drop(Rig::fresh());
+}
+
 /// netplan reads all files together, so one that it refuses is found before anything stops, whoever wrote it.
 #[test]
 #[ignore = "needs the lab"]

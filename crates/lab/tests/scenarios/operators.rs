@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{NODES, Rig};
+use crate::support::{NODES, Rig, TOOL};
 
 #[test]
 #[ignore = "needs the lab"]
@@ -14,6 +14,11 @@ fn second_operator_is_told_who_holds_the_nodes_and_since_when_nixinate_25() {
     let second = rig.deploy("lab-b");
     second.is(5, "busy").because(&["root@control", " s (process"]);
     assert!(second.took < Duration::from_secs(10), "{:?}", second.took);
+    // Nor does anything that the lane at the gates may need go meanwhile.
+    for part in ["weights", "image"] {
+        let said = rig.lab.exec("head", &[TOOL, part, "gc", "--yes", "--json"]).unwrap();
+        assert_eq!(said.code, Some(5), "{part}: {said:?}");
+    }
     // The first one's process dies for good: nothing starts it again, as systemd would after a crash.
     rig.signal(&client, "KILL");
     client.wait();
@@ -57,7 +62,7 @@ fn confirmation_after_the_deadline_is_refused_deploy_rs_214() {
     // What an earlier transaction left confirms nothing: its token is its own id.
     let orders = "{\"order\":\"commit\"}";
     let old = rig.txns("head").pop().unwrap();
-    let answer = rig.sh("head", &format!("echo '{orders}' | {} txn talk {old}", crate::support::TOOL));
+    let answer = rig.sh("head", &format!("echo '{orders}' | {} txn talk {old}", TOOL));
     assert!(answer.contains("rolled-back") && answer.contains("\"done\":false"), "{answer}");
     rig.deploy("lab-broken").is(3, "rolled-back");
     assert_eq!(rig.one_release("lab-a"), before);

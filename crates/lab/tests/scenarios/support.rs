@@ -21,6 +21,8 @@ const LANES: &[(&str, &str)] = &[
     ("lab-argv", r#"extraArgs = [ "--no-such-flag" ];"#),
     // 35 s of load: longer than what systemd's callers usually wait.
     ("lab-slow", r#"extraArgs = [ "--sim-load-secs" "35" ];"#),
+    // As many seats as the recipes' lanes have.
+    ("lab-seats", "maxNumSeqs = 12;"),
     // Long enough in its gates for things to happen meanwhile.
     ("lab-hold", r#"extraArgs = [ "--sim-load-secs" "20" ];"#),
 ];
@@ -98,9 +100,11 @@ fn lane_text(name: &str, more: &str) -> String {
     };
     format!(
         "import ./base/lab.nix {{\n  name = \"{name}\";\n  description = \"for a scenario\";\n  serve.extraArgs = {};\n  \
+         serve.maxNumSeqs = {};\n  \
          gates = import ./base/gates.nix {{ nodeSecs = {}; apiSecs = 20; tokenSecs = 20; }};\n  \
          budgets.startSecs = {};\n}}\n",
         take("extraArgs", "[ ]"),
+        take("maxNumSeqs", "4"),
         take("nodeSecs", "60"),
         take("startSecs", "60"),
     )

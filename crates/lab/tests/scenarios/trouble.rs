@@ -6,10 +6,10 @@ use crate::heal::{attempt, engine, fail, harmed, last_failure, serves, serving};
 use crate::support::{NODES, Rig};
 
 /// Twice as many clients as the lane has seats, each with the longest answer there is, again and again.
-const BUSY: &str = "for i in $(seq 8); do systemd-run --quiet --collect --unit sl-busy-$i sh -c 'while :; do \
+const BUSY: &str = "for i in $(seq 24); do systemd-run --quiet --collect --unit sl-busy-$i sh -c 'while :; do \
     curl -s -o /dev/null -H \"content-type: application/json\" http://127.0.0.1:8000/v1/completions -d \
     \"{\\\"model\\\":\\\"lab\\\",\\\"prompt\\\":\\\"x\\\",\\\"ignore_eos\\\":true,\\\"max_tokens\\\":2048}\"; done'; done";
-const IDLE: &str = "for i in $(seq 8); do systemctl stop sl-busy-$i 2>/dev/null; done; true";
+const IDLE: &str = "for i in $(seq 24); do systemctl stop sl-busy-$i 2>/dev/null; done; true";
 
 fn reason(rig: &Rig, node: &str) -> String {
     engine(rig, node)["reason"].as_str().unwrap_or_default().to_owned()
@@ -46,15 +46,17 @@ fn canary_that_the_api_refuses_with_400_bounces_nothing() {
 #[test]
 #[ignore = "needs the lab"]
 fn all_seats_busy_with_long_answers_bounce_nothing_and_a_full_cache_beside_them_does() {
-    let (rig, before) = serving();
+    let rig = Rig::on_a();
+    rig.deploy("lab-seats").is(0, "committed");
+    let before = attempt(&rig, "head");
     rig.sh("head", BUSY);
-    is_left_alone(&rig, &before, "4 requests run");
+    is_left_alone(&rig, &before, "12 requests run");
     // The same, and nobody can get in: three looks are livelock.
     fail(&rig, "head", "full");
-    rig.until("livelock is told", 60, || last_failure(&rig, "head").contains("livelock: 4 requests run"));
+    rig.until("livelock is told", 60, || last_failure(&rig, "head").contains("livelock: 12 requests run"));
     rig.sh("head", IDLE);
     rig.until("it serves", 60, || serves(&rig) && attempt(&rig, "head") != before);
-    rig.one_release("lab-a");
+    rig.one_release("lab-seats");
 }
 
 #[test]

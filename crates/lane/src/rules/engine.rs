@@ -130,6 +130,14 @@ pub(super) fn batches_hold_sequences(input: &Input<'_>) -> Vec<Problem> {
     problems
 }
 
+/// Clients are told to stay below it, so it has to be one that they can reach.
+pub(super) fn fence_is_within(input: &Input<'_>) -> Vec<Problem> {
+    let most = input.lane.serve.max_model_len.unwrap_or(u64::MAX);
+    let fence = input.lane.model.fence_tokens.filter(|fence| *fence == 0 || *fence > most);
+    let what = |fence| format!("is {fence}, not between 1 and the longest sequence {most}");
+    fence.map(|fence| Problem::error("model.fenceTokens", what(fence))).into_iter().collect()
+}
+
 /// Since 0.26 leaving the flag out turns asynchronous scheduling on.
 pub(super) fn async_scheduling_is_said(input: &Input<'_>) -> Vec<Problem> {
     let three_valued = input.image.vllm_series().is_some_and(|series| series >= (0, 26));
@@ -264,6 +272,16 @@ mod tests {
         assert_eq!(case.found(), [(Error, "serve.kvCacheMemoryBytes".into())]);
         case.lane.serve.gpu_memory_utilization = Some(1.2);
         assert_eq!(case.found(), [(Error, "serve.gpuMemoryUtilization".into())]);
+    }
+
+    #[test]
+    fn fences() {
+        for fence in [0, 4097] {
+            let mut case = case();
+            case.lane.serve.max_model_len = Some(4096);
+            case.lane.model.fence_tokens = Some(fence);
+            assert_eq!(case.found(), [(Error, "model.fenceTokens".into())]);
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ const LANE_RULES: &[Rule] = &[
     engine::kv_pin_is_whole_blocks,
     engine::memory_is_enough,
     engine::batches_hold_sequences,
+    engine::fence_is_within,
     engine::async_scheduling_is_said,
     engine::extra_args_are_extra,
     engine::executor_is_in_image,

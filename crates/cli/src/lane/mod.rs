@@ -1,4 +1,6 @@
-//! `lane list | show | check | diff`: what lanes are, without any machine.
+//! `lane list | show | check | diff | ladder | clients`: what lanes are, without any machine.
+
+mod clients;
 
 use std::process::{Command, ExitCode};
 
@@ -22,6 +24,8 @@ use crate::report::Usage;
   nix run .#lane -- show ray-0731 --node head
   nix run .#lane -- diff ray-0731 mp-0251
   sparklane lane check --data .
+  nix run .#lane -- clients ray-0731 --out clients
+  nix run .#lane -- clients ray-0731 --check ~/.codex/config.toml
   sparklane lane ladder ray-0731 --data .
 
 Exit codes: 0 sound, 1 refused, 2 usage.")]
@@ -53,6 +57,22 @@ enum What {
     Ladder {
         /// Name of the lane.
         lane: String,
+    },
+    /// Files for Codex and Claude Code that fit a lane, or what is wrong with those you have.
+    ///
+    /// They name the lane's address and model, its limits, and the tokens beyond which this model goes wrong. No key is
+    /// written into them.
+    Clients {
+        /// Name of the lane.
+        lane: String,
+        /// The cluster; needed when more than one can run the lane.
+        #[arg(long)]
+        cluster: Option<String>,
+        #[command(flatten)]
+        what: clients::Do,
+        /// Write over files that differ.
+        #[arg(long, requires = "out")]
+        replace: bool,
     },
     /// What changes on each node from one lane to another.
     Diff {
@@ -88,6 +108,11 @@ pub fn run(args: Args) -> miette::Result<ExitCode> {
         What::Show { lane, on } => show(&catalog, &problems, &lane, &on, args.json),
         What::Check => return Ok(check(&catalog, &problems, args.json)),
         What::Ladder { lane } => ladder(&catalog, &lane, args.data.as_deref(), args.json),
+        What::Clients { lane, cluster, what, replace } => {
+            let on = On { cluster, node: None };
+            let served = sparklane_lane::clients::Served::of(&place(&catalog, &lane, &on)?);
+            return clients::run(&served, &what, replace, args.json);
+        }
         What::Diff { old, new, on } => compare(&catalog, (&old, &new), &on, args.json),
     }
     .map(|()| ExitCode::SUCCESS)

@@ -1,0 +1,124 @@
+//! Makes netplan's files take effect. Whoever renders an interface has to be told: networkd, or NetworkManager, which is
+//! what DGX OS sets for all that says nothing else (facts: fabric-real.md section 13).
+
+use std::collections::BTreeSet;
+
+use camino::Utf8Path;
+
+/// Where netplan puts NetworkManager's profiles.
+pub const PROFILES: &str = "/run/NetworkManager/system-connections";
+/// Where netplan puts networkd's files.
+pub const NETWORKD: &str = "/run/systemd/network";
+/// NetworkManager's unit.
+pub const MANAGER_UNIT: &str = "NetworkManager.service";
+/// networkd's unit.
+pub const NETWORKD_UNIT: &str = "systemd-networkd.service";
+
+/// What a node's network is made by, after `netplan generate`.
+#[derive(Debug, Clone, Default)]
+pub struct Rendered {
+    /// File names in [`PROFILES`].
+    pub profiles: BTreeSet<String>,
+    /// File names in [`NETWORKD`].
+    pub networkd: BTreeSet<String>,
+    /// NetworkManager runs.
+    pub manager_runs: bool,
+    /// networkd runs.
+    pub networkd_runs: bool,
+}
+
+/// A program that makes one change take effect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Order {
+    /// The program.
+    pub program: &'static str,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// False where a failure is told and no more: a rail without a cable does not come up, and gates judge that.
+    pub must: bool,
+}
+
+fn order(program: &'static str, args: &[&str], must: bool) -> Order {
+    Order { program, args: args.iter().map(|arg| (*arg).to_owned()).collect(), must }
+}
+
+/// What has to be run so that the rails' files count. Each is safe to repeat, as after a crash between two of them.
+///
+/// A service that does not run reads its files when it starts. networkd is started where a rail is its; netplan makes
+/// that so from the next boot on anyway.
+#[must_use]
+pub fn orders(rails: &BTreeSet<String>, rendered: &Rendered) -> Vec<Order> {
+    let mut all = Vec::new();
+    if rendered.networkd_runs {
+        all.push(order("networkctl", &["reload"], true));
+    } else if rails.iter().any(|rail| rendered.networkd.contains(&format!("10-netplan-{rail}.network"))) {
+        all.push(order("systemctl", &["start", "--no-block", NETWORKD_UNIT], true));
+    }
+    if rendered.manager_runs {
+        // Also for what is gone.
+        all.push(order("nmcli", &["connection", "reload"], true));
+        let of = |rail: &&String| rendered.profiles.contains(&format!("netplan-{rail}.nmconnection"));
+        let up = |rail| order("nmcli", &["--wait", "20", "connection", "up", "id", &format!("netplan-{rail}")], false);
+        all.extend(rails.iter().filter(of).map(up));
+    }
+    all
+}
+
+/// Names of the interfaces in a netplan file of ours.
+#[must_use]
+pub fn interfaces(text: &str) -> BTreeSet<String> {
+    let name = |line: &str| line.strip_prefix("    ")?.strip_suffix(':').map(str::to_owned);
+    text.lines().filter_map(name).filter(|name| !name.starts_with(' ')).collect()
+}
+
+/// File names in a folder; none when it is not there.
+#[must_use]
+pub fn names(folder: &Utf8Path) -> BTreeSet<String> {
+    let entries = folder.read_dir_utf8().into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn lines(rendered: &Rendered) -> Vec<String> {
+        let all = orders(&set(&["r1", "r2"]), rendered);
+        all.iter().map(|o| format!("{} {}{}", o.program, o.args.join(" "), if o.must { "" } else { " ?" })).collect()
+    }
+
+    #[test]
+    fn networkd_alone_is_reloaded_or_started() {
+        let mut rendered = Rendered { networkd: set(&["10-netplan-r1.network"]), ..Rendered::default() };
+        assert_eq!(lines(&rendered), ["systemctl start --no-block systemd-networkd.service"]);
+        rendered.networkd_runs = true;
+        assert_eq!(lines(&rendered), ["networkctl reload"]);
+    }
+
+    /// A stock DGX OS: networkd is off, the profiles are NetworkManager's, Wi-Fi's among them.
+    #[test]
+    fn networkmanager_reads_its_profiles_and_brings_only_the_rails_up() {
+        let profiles = set(&["netplan-r1.nmconnection", "netplan-r2.nmconnection", "netplan-wlan0-home.nmconnection"]);
+        let mut rendered = Rendered { profiles, manager_runs: true, ..Rendered::default() };
+        let up = |rail| format!("nmcli --wait 20 connection up id netplan-{rail} ?");
+        assert_eq!(lines(&rendered), ["nmcli connection reload".to_owned(), up("r1"), up("r2")]);
+        // Taken back, nobody else's file names a rail.
+        rendered.profiles = set(&["netplan-wlan0-home.nmconnection"]);
+        assert_eq!(lines(&rendered), ["nmcli connection reload"]);
+        // While the machine boots it does not run yet.
+        rendered.manager_runs = false;
+        assert_eq!(lines(&rendered), [""; 0]);
+    }
+
+    #[test]
+    fn the_rails_of_a_file_of_ours_are_known() {
+        let text =
+            "network:\n  version: 2\n  ethernets:\n    enp1s0f1np1:\n      mtu: 9000\n      link-local: []\n    r2:\n";
+        assert_eq!(interfaces(text), set(&["enp1s0f1np1", "r2"]));
+        assert_eq!(interfaces(""), set(&[]));
+    }
+}
