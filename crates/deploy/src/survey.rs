@@ -217,7 +217,7 @@ impl fmt::Display for ClusterStatus {
         for (rank, row) in self.nodes.iter().enumerate() {
             write!(f, "\n  {:<8} ", row.node.as_str())?;
             match (&row.status, &row.error) {
-                (_, Some(error)) => write!(f, "{error}")?,
+                (_, Some(error)) => f.write_str(error.strip_prefix(&format!("{}: ", row.node)).unwrap_or(error))?,
                 (None, None) => write!(f, "nothing deployed")?,
                 (Some(status), None) => write_node(f, status, serving && rank > 0)?,
             }
@@ -417,7 +417,7 @@ mod tests {
         let gone = silent(Cause::Unreachable);
         let status = ClusterStatus::of("lab".into(), vec![row("head", Some("c"), "active"), gone]);
         assert_eq!((status.state.as_str(), status.exit_code, status.release), ("unreachable", 4, None));
-        assert!(status.to_string().contains("no route"), "{status}");
+        assert!(status.to_string().contains("\n  worker   no route\n"), "{status}");
         assert!(status.to_string().contains("do: bring the node back to the network"), "{status}");
         // What is no matter of the network is not sent there.
         for (cause, state, next) in [

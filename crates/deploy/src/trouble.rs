@@ -158,7 +158,7 @@ impl Sudo {
                     .to_owned(),
             ),
             Self::Damaged => (
-                "sudo's configuration is damaged, so that no rule of it counts",
+                "sudo's configuration is damaged",
                 "As root there: visudo -c names the file and the line (files in /etc/sudoers.d: owner root, mode 0440); then \
                  sudo -n true must work"
                     .to_owned(),
