@@ -127,6 +127,10 @@ fn main() -> ExitCode {
         }
         None => {
             eprintln!("{error:?}");
+            if json {
+                let why: Vec<String> = error.chain().map(ToString::to_string).collect();
+                println!("{}", report::Failure::of(1, &why.join(": ")).json());
+            }
             ExitCode::from(1)
         }
     })

@@ -50,3 +50,36 @@ fn it_wants_one_thing_to_do() {
         assert_eq!(clients(args).0, 2);
     }
 }
+
+#[test]
+fn nothing_is_written_when_a_part_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().to_str().unwrap();
+    std::fs::create_dir(dir.path().join("claude-code.env")).unwrap();
+    let (code, said, why) = clients(&["--out", out, "--replace", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, said["verdict"].as_str()), (1, Some("refused")), "{why}");
+    assert!(!dir.path().join("codex").exists());
+}
+
+/// What somebody sent may name anything, and its words reach a terminal.
+#[test]
+fn a_strangers_file_neither_blocks_nor_paints() {
+    let dir = tempfile::tempdir().unwrap();
+    let (pipe, config) = (dir.path().join("pipe"), dir.path().join("config.toml"));
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for odd in [pipe.as_path(), Path::new("/dev/zero"), dir.path()] {
+        assert_eq!(clients(&["--check", odd.to_str().unwrap()]).0, 1, "{odd:?}");
+    }
+    let theirs = "model_provider = \"a\\u001b[2J\\nb\"\nmodel_catalog_json = \"PIPE\"\nmodel = \"\\u001b]0;x\\u0007\"\n\
+                  [model_providers.\"a\\u001b[2J\\nb\"]\nwire_api = \"c\"\n";
+    std::fs::write(&config, theirs.replace("PIPE", pipe.to_str().unwrap())).unwrap();
+    let (code, said, _) = clients(&["--check", config.to_str().unwrap()]);
+    assert!(code == 1 && said.contains("G9") && said.contains("no regular file"), "{said}");
+    std::fs::write(&config, format!("x = \u{1b}[2J{}", "[".repeat(400_000))).unwrap();
+    let (code, _, why) = clients(&["--check", config.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(why.len() < 4000, "{} bytes", why.len());
+    let harmless = |text: &str| text.chars().all(|c| c == '\n' || !c.is_control());
+    assert!(harmless(&said) && harmless(&why), "{said:?} {why:?}");
+}

@@ -80,22 +80,41 @@ pub fn catalog(served: &Served) -> Value {
     }]})
 }
 
-/// Keys of a model without which Codex refuses the whole catalogue, or did in a version that is in use.
-const REQUIRED: [&str; 13] = [
-    "slug",
-    "display_name",
-    "supported_reasoning_levels",
-    "shell_type",
-    "visibility",
-    "supported_in_api",
-    "priority",
-    "base_instructions",
-    "supports_reasoning_summaries",
-    "support_verbosity",
-    "truncation_policy",
-    "supports_parallel_tool_calls",
-    "experimental_supported_tools",
-];
+/// A model of a catalogue as Codex reads it: a key that is missing or of another kind makes it refuse the whole file, or
+/// did in a version that is in use.
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "read for their kinds")]
+struct Entry {
+    display_name: String,
+    supported_reasoning_levels: Vec<Level>,
+    shell_type: String,
+    visibility: String,
+    supported_in_api: bool,
+    priority: i64,
+    base_instructions: String,
+    supports_reasoning_summaries: bool,
+    support_verbosity: bool,
+    truncation_policy: Truncation,
+    supports_parallel_tool_calls: bool,
+    experimental_supported_tools: Vec<String>,
+    context_window: Option<u64>,
+    max_context_window: Option<u64>,
+    auto_compact_token_limit: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "read for their kinds")]
+struct Level {
+    effort: String,
+    description: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[expect(dead_code, reason = "read for their kinds")]
+struct Truncation {
+    mode: String,
+    limit: u64,
+}
 
 /// As much of somebody's config.toml as a lane has to do with.
 #[derive(Debug, Default, Deserialize)]
@@ -104,6 +123,7 @@ struct Theirs {
     model_provider: Option<String>,
     model_catalog_json: Option<String>,
     model_auto_compact_token_limit: Option<u64>,
+    profile: Option<String>,
     #[serde(default)]
     model_providers: std::collections::BTreeMap<String, Provider>,
 }
@@ -112,6 +132,7 @@ struct Theirs {
 struct Provider {
     base_url: Option<String>,
     wire_api: Option<String>,
+    env_key: Option<String>,
 }
 
 /// What a config.toml says, judged against a lane.
@@ -142,10 +163,15 @@ pub fn check(text: &str, served: &Served) -> Result<Checked, String> {
         find(Some("G10"), "model_catalog_json is not set, or is no absolute path".to_owned(), remedy.to_owned());
     }
     let limit = theirs.model_auto_compact_token_limit;
-    if limit.is_none_or(|limit| limit > served.fence) {
+    if limit.is_none_or(|limit| limit == 0 || limit > served.fence) {
         let seen = limit.map_or("not set".to_owned(), |limit| limit.to_string());
         let remedy = format!("model_auto_compact_token_limit = {}: beyond it this model loops", served.fence);
         find(Some("G12"), format!("model_auto_compact_token_limit is {seen}"), remedy);
+    }
+    if let Some(profile) = theirs.profile {
+        let remedy =
+            "keep other models in profiles and name one with codex --profile; here the keys above have to count";
+        find(None, format!("profile = {profile:?} sets keys over these"), remedy.to_owned());
     }
     Ok(Checked { findings, catalog })
 }
@@ -162,16 +188,23 @@ fn check_provider(theirs: &Theirs, served: &Served, find: &mut impl FnMut(Option
         let seen = format!("model_providers.{name}.wire_api = {api:?}, which Codex refuses since 0.147");
         find(Some("G9"), seen, "wire_api = \"responses\"".to_owned());
     }
-    let same =
-        provider.base_url.as_deref().map(|theirs| theirs.trim_end_matches('/').replace("//localhost:", "//127.0.0.1:"));
-    if same.as_deref() != Some(url.as_str()) {
+    if !provider.base_url.as_deref().is_some_and(|theirs| leads_to(theirs, served)) {
         let seen = provider.base_url.as_ref().map_or("is not set".to_owned(), |theirs| format!("= {theirs:?}"));
-        find(
-            None,
-            format!("model_providers.{name}.base_url {seen}"),
-            format!("base_url = {url:?}, where the lane listens"),
-        );
+        let remedy = format!("base_url = {url:?}, where the lane listens");
+        find(None, format!("model_providers.{name}.base_url {seen}"), remedy);
     }
+    if let (Some(file), None) = (&served.key_file, &provider.env_key) {
+        let seen = format!("model_providers.{name}.env_key is not set, and the lane asks for a key");
+        find(None, seen, format!("env_key = {KEY:?}, and in it what {file} on the head holds"));
+    }
+}
+
+/// True for an address of the lane's API: its own, loopback by name, or any host where it listens on all.
+fn leads_to(theirs: &str, served: &Served) -> bool {
+    let plain = |url: &str| url.trim_end_matches('/').replace("//localhost:", "//127.0.0.1:");
+    let (theirs, ours) = (plain(theirs), base_url(served));
+    let port = |url: &str| url.rsplit_once(':').map(|(_, port)| port.to_owned());
+    theirs == ours || served.everywhere && theirs.starts_with("http://") && port(&theirs) == port(&ours)
 }
 
 /// Judges a catalogue's bytes.
@@ -187,13 +220,19 @@ pub fn check_catalog(bytes: &[u8], served: &Served) -> Vec<Finding> {
     let Some(model) = models.iter().find(|m| m["slug"].as_str() == Some(&served.model)) else {
         return vec![finding(format!("the catalogue describes no model {:?}", served.model))];
     };
-    let missing: Vec<&str> = REQUIRED.into_iter().filter(|key| model.get(key).is_none()).collect();
+    let entry: Entry = match serde_json::from_value(model.clone()) {
+        Ok(entry) => entry,
+        Err(error) => return vec![finding(format!("Codex refuses the catalogue's model: {error}"))],
+    };
     let mut findings = Vec::new();
-    if !missing.is_empty() {
-        findings.push(finding(format!("the catalogue's model lacks {}", missing.join(", "))));
+    for (key, window) in [("context_window", entry.context_window), ("max_context_window", entry.max_context_window)] {
+        if window.is_some_and(|window| window > served.window) {
+            findings.push(finding(format!("the catalogue's {key} is longer than the lane's {}", served.window)));
+        }
     }
-    if model["context_window"].as_u64().is_some_and(|window| window > served.window) {
-        findings.push(finding(format!("the catalogue's context_window is longer than the lane's {}", served.window)));
+    if entry.auto_compact_token_limit.is_some_and(|limit| limit > served.fence) {
+        let seen = format!("the catalogue's auto_compact_token_limit is above the lane's {}", served.fence);
+        findings.push(Finding { gotcha: Some("G12"), ..finding(seen) });
     }
     findings
 }
@@ -205,6 +244,7 @@ mod tests {
     fn served() -> Served {
         Served {
             address: "http://127.0.0.1:8000".into(),
+            everywhere: false,
             model: "ds-0731".into(),
             description: "a \"lane\"".into(),
             window: 1_048_576,
@@ -242,15 +282,58 @@ mod tests {
     }
 
     #[test]
-    fn a_catalogue_of_an_older_hand_is_named_with_what_it_lacks() {
-        let mut old = catalog(&served());
-        old["models"][0].as_object_mut().unwrap().remove("supports_reasoning_summaries");
-        old["models"][0]["context_window"] = 2_000_000.into();
-        let found = check_catalog(old.to_string().as_bytes(), &served());
-        assert!(found[0].seen.contains("supports_reasoning_summaries") && found[1].seen.contains("context_window"));
+    fn a_profile_no_limit_and_no_key_are_named() {
+        let good = config(&served(), "/c.json");
+        let count = |text: &str, served: &Served| check(text, served).unwrap().findings.len();
+        assert_eq!(count(&format!("profile = \"x\"\n{good}"), &served()), 1);
+        assert_eq!(count(&good.replace("limit = 150000", "limit = 0"), &served()), 1);
+        let keyed = Served { key_file: Some("/k".into()), ..served() };
+        assert_eq!((count(&good, &keyed), count(&good.replace("env_key", "other_key"), &keyed)), (0, 1));
+    }
+
+    #[test]
+    fn an_api_on_every_address_is_reached_by_any() {
+        let everywhere = Served { address: "http://10.9.0.1:8000".into(), everywhere: true, ..served() };
+        for (url, leads) in [
+            ("http://spark-head:8000/v1", true),
+            ("http://10.9.0.1:8000/v1/", true),
+            ("http://spark-head:9000/v1", false),
+            ("https://spark-head:8000/v1", false),
+            ("nonsense", false),
+        ] {
+            assert_eq!(leads_to(url, &everywhere), leads, "{url}");
+        }
+        assert!(!leads_to("http://spark-head:8000/v1", &served()));
+    }
+
+    /// Codex 0.147.0 refuses a catalogue without `support_verbosity` or `shell_type` in these words; older ones wanted
+    /// the last key too.
+    #[test]
+    fn a_catalogue_that_codex_refuses_is_named_with_the_key() {
+        for key in ["support_verbosity", "shell_type", "supports_reasoning_summaries"] {
+            let mut old = catalog(&served());
+            old["models"][0].as_object_mut().unwrap().remove(key);
+            let found = check_catalog(old.to_string().as_bytes(), &served());
+            assert!(found[0].seen.contains(&format!("missing field `{key}`")), "{found:?}");
+        }
+        let mut odd = catalog(&served());
+        odd["models"][0]["supported_reasoning_levels"] = 3.into();
+        assert_eq!(check_catalog(odd.to_string().as_bytes(), &served()).len(), 1);
         for bytes in [&b"{"[..], b"{}", b"[]", b"{\"models\": [3]}", b"{\"models\": [{\"slug\": \"gpt\"}]}"] {
             assert_eq!(check_catalog(bytes, &served()).len(), 1);
         }
+    }
+
+    #[test]
+    fn a_catalogue_that_promises_too_much_is_named() {
+        let mut wide = catalog(&served());
+        for (key, value) in
+            [("context_window", 2_000_000), ("max_context_window", 9_000_000), ("auto_compact_token_limit", 900_000)]
+        {
+            wide["models"][0][key] = value.into();
+        }
+        let found: Vec<_> = check_catalog(wide.to_string().as_bytes(), &served()).iter().map(|f| f.gotcha).collect();
+        assert_eq!(found, [Some("G10"), Some("G10"), Some("G12")]);
     }
 
     proptest::proptest! {

@@ -4,7 +4,7 @@
 pub mod claude;
 pub mod codex;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::Serialize;
 
@@ -17,6 +17,8 @@ use crate::render::Input;
 pub struct Served {
     /// `http://ADDRESS:PORT`, without a path.
     pub address: String,
+    /// True when it listens on every address of the head; the one above is what the cluster file calls it.
+    pub everywhere: bool,
     /// Name of the model.
     pub model: String,
     /// One line about it.
@@ -39,32 +41,32 @@ impl Served {
     #[must_use]
     pub fn of(input: &Input<'_>) -> Self {
         let Input { lane, cluster, .. } = input;
-        let host: IpAddr = lane.api.host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let listens: IpAddr = lane.api.host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let window = lane.serve.max_model_len.unwrap_or(SHORTEST_KNOWN);
-        let head = cluster.nodes.values().find(|node| node.role == Role::Head).map(|node| node.host.as_str());
-        let port = lane.api.port;
-        let user = &cluster.ssh.user;
+        let head = cluster.nodes.values().find(|node| node.role == Role::Head);
+        let (port, user) = (lane.api.port, &cluster.ssh.user);
+        // An API that listens on every address is reached by the one that the head is known by.
+        let known = head.filter(|_| listens.is_unspecified()).map(|head| head.host.clone());
+        let tunnel = |host: &str| format!("ssh -N -L {port}:127.0.0.1:{port} {user}@{host}");
         Self {
-            address: format!("http://{}", SocketAddr::new(reachable(host), port)),
+            address: match &known {
+                Some(host) => format!("http://{}:{port}", bracketed(host)),
+                None => format!("http://{}", SocketAddr::new(listens, port)),
+            },
+            everywhere: known.is_some(),
             model: lane.model.served_name.clone(),
             description: lane.description.clone(),
             window,
             fence: lane.model.fence_tokens.unwrap_or(window / 10 * 9),
             key_file: lane.api.key_file.clone(),
-            tunnel: head
-                .filter(|_| host.is_loopback())
-                .map(|head| format!("ssh -N -L {port}:127.0.0.1:{port} {user}@{head}")),
+            tunnel: head.filter(|_| listens.is_loopback()).map(|head| tunnel(&head.host)),
         }
     }
 }
 
-/// An address to connect to for one that is listened on.
-fn reachable(host: IpAddr) -> IpAddr {
-    match host {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        host => host,
-    }
+/// A host as it stands in an address: IPv6 in brackets.
+fn bracketed(host: &str) -> String {
+    if host.parse::<std::net::Ipv6Addr>().is_ok() { format!("[{host}]") } else { host.to_owned() }
 }
 
 /// Something in a client's file that will not work with the lane.
@@ -102,7 +104,8 @@ mod tests {
         case.lane.api.key_file = Some("/etc/sparklane/api.key".into());
         case.lane.model.fence_tokens = Some(150_000);
         let served = Served::of(&case.input());
-        assert_eq!((served.address.as_str(), served.fence, &served.tunnel), ("http://[::1]:8000", 150_000, &None));
+        assert_eq!((served.address.as_str(), served.fence, &served.tunnel), ("http://10.9.0.1:8000", 150_000, &None));
+        assert!(served.everywhere);
         let env = claude::env(&served);
         assert!(env.contains("CONTEXT_TOKENS=160000") && env.contains("# The lane asks for a key"), "{env}");
         assert!(!env.contains("\nANTHROPIC_AUTH_TOKEN"), "{env}");

@@ -23,6 +23,7 @@ const LANE_RULES: &[Rule] = &[
     engine::executor_is_in_image,
     engine::rays_ports_are_free,
     service::description_is_a_line,
+    service::served_name_is_plain,
     service::api_is_guarded,
     service::env_is_ours_to_set,
     service::env_means_something,

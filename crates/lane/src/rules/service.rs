@@ -20,6 +20,17 @@ pub(super) fn description_is_a_line(input: &Input<'_>) -> Vec<Problem> {
     vec![Problem::error("description", format!("{text:?} is not one line of text"))]
 }
 
+/// Clients write it into files that shells and TOML read, and into addresses.
+pub(super) fn served_name_is_plain(input: &Input<'_>) -> Vec<Problem> {
+    let name = &input.lane.model.served_name;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:+@".contains(c);
+    if !name.is_empty() && name.chars().all(plain) {
+        return Vec::new();
+    }
+    let problem = Problem::error("model.servedName", format!("{name:?} is no plain name"));
+    vec![problem.suggest("use letters, digits and . _ - / : + @")]
+}
+
 /// The API stays on loopback unless a key guards it.
 pub(super) fn api_is_guarded(input: &Input<'_>) -> Vec<Problem> {
     let api = &input.lane.api;
@@ -217,6 +228,15 @@ mod tests {
         for bad in ["two\nlines", "bell\x07"] {
             case.lane.description = bad.into();
             assert_eq!(case.found(), [(Error, "description".into())]);
+        }
+    }
+
+    #[test]
+    fn served_name() {
+        let mut case = case();
+        for bad in ["", "my model", "m; touch x", "m\n", "$(m)", "-\u{e9}"] {
+            case.lane.model.served_name = bad.into();
+            assert_eq!(case.found(), [(Error, "model.servedName".into())]);
         }
     }
 
