@@ -23,9 +23,18 @@ pub fn read<T: DeserializeOwned>(stdout: &str) -> Result<T, serde_json::Error> {
     serde_json::from_value(harmless(found))
 }
 
+/// A node's words for the operator's terminal: lines and tabs stay, nothing moves the cursor.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    text.replace('\r', "").replace(control, "\u{fffd}")
+}
+
+fn control(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
+}
+
 /// Names of processes and files are anybody's to choose, and what a node reports ends on the operator's terminal.
 fn harmless(value: Value) -> Value {
-    let control = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
     match value {
         Value::String(text) => Value::String(text.replace(control, "\u{fffd}")),
         Value::Array(items) => items.into_iter().map(harmless).collect(),
@@ -37,6 +46,11 @@ fn harmless(value: Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_of_a_node_move_no_cursor() {
+        assert_eq!(shown("a\r\n\tb\u{1b}[2J\u{7}"), "a\n\tb\u{fffd}[2J\u{fffd}");
+    }
 
     #[test]
     fn a_greeting_before_the_answer_is_passed_over() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use camino::{Utf8Path, Utf8PathBuf};
 
+use crate::answer;
 use crate::error::DeployError;
 use crate::quote::command_line;
 use crate::trouble::{self, Cause, Login};
@@ -173,6 +174,10 @@ impl Remote {
         if answer.code == 255 {
             return Err(self.no_login(trouble::login(&answer.stderr), &answer.stderr));
         }
+        // A login shell that lets nobody in says so where answers are.
+        if answer.code != 0 && answer.stdout.contains(trouble::NO_SHELL) {
+            return Err(self.no_login(Login::Account, trouble::NO_SHELL));
+        }
         let sudo = if self.user == "root" { None } else { trouble::sudo(answer.code, &answer.stderr) };
         match sudo {
             Some(why) => Err(self.no_answer(Cause::Sudo, &why.says(&self.user, &self.host, &answer.stderr))),
@@ -183,7 +188,9 @@ impl Remote {
     /// What ssh's own failure is, with what to do.
     #[must_use]
     pub fn no_login(&self, why: Login, stderr: &str) -> DeployError {
-        let last = stderr.trim().lines().last().unwrap_or("no answer").trim().trim_end_matches('.');
+        // What sshd says before it closes says more than that it closed.
+        let said = stderr.trim().lines().rfind(|line| !line.starts_with("Connection closed"));
+        let last = said.or_else(|| stderr.trim().lines().last()).unwrap_or("no answer").trim().trim_end_matches('.');
         let (user, host) = (&self.user, &self.host);
         match why {
             Login::Unknown => self.no_answer(
@@ -201,6 +208,10 @@ impl Remote {
             Login::Denied => {
                 self.no_answer(Cause::Login, &format!("ssh: {last}. Let your key in: ssh-copy-id {user}@{host}"))
             }
+            Login::Account => self.no_answer(
+                Cause::Login,
+                &format!("ssh: {last}. As root there: chage -l {user}; chage -E -1 {user}; getent passwd {user} for its shell"),
+            ),
             Login::Unreachable => self.no_answer(
                 Cause::Unreachable,
                 &format!("ssh: {last}. Is it on, and is {host} its name or address? Try: ssh {user}@{host} true"),
@@ -250,7 +261,7 @@ fn finish(mut child: Child, limit: Duration) -> Result<Answer, String> {
         }
     };
     let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
-    Ok(Answer { code: status.code().unwrap_or(-1), stdout: text(out), stderr: text(err) })
+    Ok(Answer { code: status.code().unwrap_or(-1), stdout: text(out), stderr: answer::shown(&text(err)) })
 }
 
 fn drain(pipe: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<String> {
@@ -324,6 +335,14 @@ mod tests {
             ),
             (255, "WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED!\n", Cause::Login, "ssh-keygen -R 10.0.0.2"),
             (255, "", Cause::Login, "Try: ssh op@10.0.0.2 true"),
+            (255, "Connection closed by 10.0.0.2 port 22\n", Cause::Unreachable, "Connection closed by"),
+            (
+                255,
+                "Your account has expired; please contact your system administrator.\n\
+                 Connection closed by 10.0.0.2 port 22\n",
+                Cause::Login,
+                "system administrator. As root there: chage -l op",
+            ),
         ] {
             let (seen, why) = refused(code, stderr);
             assert!(seen == cause && why.starts_with("worker: ") && why.contains(words), "{stderr}: {seen:?} {why}");

@@ -11,11 +11,16 @@ pub enum Login {
     Changed,
     /// The user's key is not accepted.
     Denied,
+    /// The account has expired, or its login shell lets nobody in.
+    Account,
     /// There is no way there, or nobody answers.
     Unreachable,
     /// Something else.
     Other,
 }
+
+/// What `nologin` says, on its standard output.
+pub const NO_SHELL: &str = "This account is currently not available";
 
 /// Judges ssh's standard error.
 #[must_use]
@@ -25,6 +30,8 @@ pub fn login(stderr: &str) -> Login {
         Login::Changed
     } else if says(&["host key is known for"]) {
         Login::Unknown
+    } else if says(&["account has expired", "password has expired", "account is locked"]) {
+        Login::Account
     } else if says(&["Permission denied", "Too many authentication failures"]) {
         Login::Denied
     } else if says(&[

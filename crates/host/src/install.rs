@@ -69,6 +69,22 @@ pub fn txn_root(paths: &HostPaths, txn: &TxnId) -> Utf8PathBuf {
     paths.gcroots.join(format!("txn-{txn}"))
 }
 
+/// Lets go of closures whose staging ended before its transaction began, so that no folder names them. Call with the lock
+/// held: a staging that is under way has its root before its folder.
+///
+/// # Errors
+/// When a root cannot be removed.
+pub fn drop_stray_roots(paths: &HostPaths) -> Result<(), HostError> {
+    let entries = paths.gcroots.read_dir_utf8().into_iter().flatten().flatten();
+    for entry in entries {
+        let txn = entry.file_name().strip_prefix("txn-").and_then(|id| id.parse::<TxnId>().ok());
+        if txn.is_some_and(|txn| !paths.txn(&txn).exists()) {
+            files::remove(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
 /// Makes the closure's tool the node's tool: what the boot unit and later questions run.
 ///
 /// # Errors
@@ -79,7 +95,18 @@ pub fn tool(paths: &HostPaths, closure: &Utf8Path) -> Result<(), HostError> {
     if std::fs::read_link(&link).is_ok_and(|at| at.as_os_str() == tool.as_str()) {
         return Ok(());
     }
+    if is_folder(&link) {
+        return Err(HostError::Refused(in_the_way(&link)));
+    }
     files::link_atomic(&link, tool.as_str())
+}
+
+fn is_folder(link: &Utf8Path) -> bool {
+    link.symlink_metadata().is_ok_and(|found| found.is_dir())
+}
+
+fn in_the_way(link: &Utf8Path) -> String {
+    format!("{link} is a folder where a link of ours belongs: sudo mv {link} /root/, then deploy")
 }
 
 /// Why the node's tool cannot be run by its name; `None` when it can. Without it nothing ends a transaction at boot, and
@@ -88,7 +115,9 @@ pub fn tool(paths: &HostPaths, closure: &Utf8Path) -> Result<(), HostError> {
 pub fn tool_trouble(paths: &HostPaths) -> Option<String> {
     let link = paths.tool();
     let Ok(target) = link.read_link_utf8() else {
-        return Some(if link.symlink_metadata().is_ok() {
+        return Some(if is_folder(&link) {
+            in_the_way(&link)
+        } else if link.symlink_metadata().is_ok() {
             format!("{link} is no link")
         } else {
             format!("{link} is missing")

@@ -37,11 +37,14 @@ pub fn current_path(paths: &HostPaths) -> Result<Option<StorePath>, HostError> {
     if fs::symlink_metadata(&paths.profile).is_err() {
         return Ok(None);
     }
-    let real = fs::canonicalize(&paths.profile).map_err(HostError::file("resolve", &paths.profile))?;
+    let odd = |why: String| HostError::Content {
+        path: paths.profile.clone(),
+        why: format!("{why}. To begin anew: sudo mv {0} {0}.lost, then deploy", paths.profile),
+    };
+    let real = fs::canonicalize(&paths.profile).map_err(|e| odd(format!("leads nowhere ({e})")))?;
     let text = real.to_string_lossy().into_owned();
     let short = text.rfind("/nix/store/").map_or(text.as_str(), |at| &text[at..]);
-    let parsed = short.parse().map(Some);
-    parsed.map_err(|e: sparklane_lane::BadId| HostError::Content { path: paths.profile.clone(), why: e.to_string() })
+    short.parse().map(Some).map_err(|e: sparklane_lane::BadId| odd(e.to_string()))
 }
 
 /// The current generation by path and content; `None` when there is no profile.

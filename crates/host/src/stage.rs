@@ -212,6 +212,9 @@ pub fn stage(
         // Staged since we looked; its process is about to wait for the lock.
         return Err(just_staged(other));
     }
+    if !request.dry {
+        install::drop_stray_roots(paths)?;
+    }
     let closure = paths.in_store(&spec.to.path);
     let generation = closure::generation(&closure)?;
     let context = Context { paths, request, closure: &closure, generation: &generation };

@@ -216,6 +216,25 @@ fn status_shows_drift_and_does_not_guess() {
     std::os::unix::fs::symlink("/usr", &paths.profile).unwrap();
     let seen = status::read(&paths, &units, "x").unwrap();
     assert!(seen.current.is_none() && seen.foreign_profile.is_some(), "{seen:?}");
+    files::remove(&paths.profile).unwrap();
+    std::os::unix::fs::symlink("/nix/store/gone", &paths.profile).unwrap();
+    let why = status::read(&paths, &units, "x").unwrap().foreign_profile.unwrap();
+    assert!(why.contains("leads nowhere") && why.contains("sudo mv"), "{why}");
+}
+
+#[test]
+fn a_staging_that_ended_before_its_transaction_began_keeps_no_closure() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    let begun = txns::list(&paths).unwrap().pop().unwrap().id;
+    for txn in [begun.clone(), "no-such-1".parse().unwrap()] {
+        files::link_atomic(&sparklane_host::install::txn_root(&paths, &txn), "/nix/store/x").unwrap();
+    }
+    sparklane_host::install::drop_stray_roots(&paths).unwrap();
+    let names = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut left: Vec<String> = std::fs::read_dir(&paths.gcroots).unwrap().flatten().map(names).collect();
+    left.retain(|name| name.starts_with("txn-"));
+    assert_eq!(left, [format!("txn-{begun}")]);
 }
 
 #[test]
@@ -229,7 +248,13 @@ fn status_shows_a_tool_that_is_not_where_the_boot_unit_looks_and_a_transaction_t
     let gone = format!("/nix/store/{}-gone", "z".repeat(32));
     std::os::unix::fs::symlink(&gone, paths.tool()).unwrap();
     assert_eq!(lost(), Some(format!("{} leads to {gone}, which has no bin/sparklane", paths.tool())));
+    files::remove(&paths.tool()).unwrap();
+    std::fs::create_dir(paths.tool()).unwrap();
+    assert!(lost().unwrap().contains("sudo mv"), "{:?}", lost());
     let closure = paths.in_store(&side('a').path);
+    let refused = sparklane_host::install::tool(&paths, &closure).unwrap_err().to_string();
+    assert!(refused.contains("sudo mv"), "{refused}");
+    std::fs::remove_dir(paths.tool()).unwrap();
     sparklane_host::install::install(&paths, &closure, &FileUnits(dir.join("engine"))).unwrap();
     assert_eq!(lost(), None);
     // Where nothing is deployed, none is missed.

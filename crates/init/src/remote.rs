@@ -80,7 +80,9 @@ pub fn enter(remote: &Remote) -> Result<Entered, InitError> {
     match trouble::login(&answer.stderr) {
         Login::Unknown => Ok(Entered::Stranger),
         Login::Changed => Ok(Entered::Other),
-        why @ (Login::Denied | Login::Unreachable | Login::Other) => Err(remote.no_login(why, &answer.stderr).into()),
+        why @ (Login::Denied | Login::Account | Login::Unreachable | Login::Other) => {
+            Err(remote.no_login(why, &answer.stderr).into())
+        }
     }
 }
 
@@ -144,7 +146,7 @@ impl Hands for Ssh {
         if answer.code == 0 {
             return Ok(());
         }
-        let told = if answer.stderr.trim().is_empty() { answer.stdout } else { answer.stderr };
+        let told = if answer.stderr.trim().is_empty() { answer::shown(&answer.stdout) } else { answer.stderr };
         let mut tail: Vec<&str> = told.trim().lines().rev().take(6).collect();
         tail.reverse();
         Err(format!("{} (exit code {}): {}", argv.join(" "), answer.code, tail.join(" | ")))
