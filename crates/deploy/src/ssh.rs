@@ -164,10 +164,13 @@ impl Remote {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(|e| self.refused(&format!("ssh cannot be started: {e}")))?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A command that ends early closes its stdin; its exit code tells why.
-            let _sent = stdin.write_all(input);
+            // A command that ends early closes its stdin; its exit code tells why. One that never reads is not waited for.
+            let input = input.to_vec();
+            std::thread::spawn(move || stdin.write_all(&input));
         }
-        finish(child, limit).map_err(|why| self.no_answer(Cause::Unreachable, &why))
+        // ssh notices by itself when the node is gone, so there something does not answer.
+        finish(child, limit)
+            .map_err(|why| self.no_answer(Cause::Tool, &format!("{why}: what hangs there, sudo or the tool?")))
     }
 
     fn explain(&self, answer: Answer) -> Result<Answer, DeployError> {
@@ -296,15 +299,29 @@ pub fn utf8(dir: &tempfile::TempDir) -> Result<Utf8PathBuf, DeployError> {
 mod tests {
     use super::*;
 
-    fn explained(user: &str, code: i32, stderr: &str) -> Result<Answer, DeployError> {
-        let remote = Remote {
+    fn remote(user: &str) -> Remote {
+        Remote {
             name: "worker".into(),
             user: user.into(),
             host: "10.0.0.2".into(),
             opts: Vec::new(),
             control: "/tmp".into(),
-        };
-        remote.explain(Answer { code, stdout: String::new(), stderr: stderr.into() })
+        }
+    }
+
+    /// The limit counts from the start: more than a pipe holds is for a command that never reads.
+    #[test]
+    fn a_command_that_reads_nothing_is_not_waited_for() {
+        let mut command = Command::new("sleep");
+        command.arg("30");
+        let began = Instant::now();
+        let ended = remote("op").to_end(command, &vec![0; 1 << 20], Duration::from_millis(200));
+        assert!(matches!(ended, Err(DeployError::NoAnswer { cause: Cause::Tool, .. })), "{ended:?}");
+        assert!(began.elapsed() < Duration::from_secs(20));
+    }
+
+    fn explained(user: &str, code: i32, stderr: &str) -> Result<Answer, DeployError> {
+        remote(user).explain(Answer { code, stdout: String::new(), stderr: stderr.into() })
     }
 
     fn refused(code: i32, stderr: &str) -> (Cause, String) {

@@ -25,6 +25,8 @@ pub struct Rendered {
     pub manager_runs: bool,
     /// networkd runs.
     pub networkd_runs: bool,
+    /// The machine boots: what does not run yet is about to be started, and may wait for us.
+    pub booting: bool,
 }
 
 /// A program that makes one change take effect.
@@ -44,8 +46,7 @@ fn order(program: &'static str, args: &[&str], must: bool) -> Order {
 
 /// What has to be run so that the rails' files count. Each is safe to repeat, as after a crash between two of them.
 ///
-/// A service that does not run reads its files when it starts. networkd is started where a rail is its; netplan makes
-/// that so from the next boot on anyway.
+/// A service that does not run is started where a rail is its: netplan's files say that it is to run.
 #[must_use]
 pub fn orders(rails: &BTreeSet<String>, rendered: &Rendered) -> Vec<Order> {
     let mut all = Vec::new();
@@ -54,10 +55,14 @@ pub fn orders(rails: &BTreeSet<String>, rendered: &Rendered) -> Vec<Order> {
     } else if rails.iter().any(|rail| rendered.networkd.contains(&format!("10-netplan-{rail}.network"))) {
         all.push(order("systemctl", &["start", "--no-block", NETWORKD_UNIT], true));
     }
-    if rendered.manager_runs {
+    let of = |rail: &&String| rendered.profiles.contains(&format!("netplan-{rail}.nmconnection"));
+    let start = !rendered.manager_runs && !rendered.booting && rails.iter().any(|rail| of(&rail));
+    if start {
+        all.push(order("systemctl", &["start", MANAGER_UNIT], true));
+    }
+    if rendered.manager_runs || start {
         // Also for what is gone.
         all.push(order("nmcli", &["connection", "reload"], true));
-        let of = |rail: &&String| rendered.profiles.contains(&format!("netplan-{rail}.nmconnection"));
         let up = |rail| order("nmcli", &["--wait", "20", "connection", "up", "id", &format!("netplan-{rail}")], false);
         all.extend(rails.iter().filter(of).map(up));
     }
@@ -107,10 +112,15 @@ mod tests {
         let up = |rail| format!("nmcli --wait 20 connection up id netplan-{rail} ?");
         assert_eq!(lines(&rendered), ["nmcli connection reload".to_owned(), up("r1"), up("r2")]);
         // Taken back, nobody else's file names a rail.
-        rendered.profiles = set(&["netplan-wlan0-home.nmconnection"]);
+        let profiles = std::mem::replace(&mut rendered.profiles, set(&["netplan-wlan0-home.nmconnection"]));
         assert_eq!(lines(&rendered), ["nmcli connection reload"]);
-        // While the machine boots it does not run yet.
         rendered.manager_runs = false;
+        assert_eq!(lines(&rendered), [""; 0]);
+        // Stopped by someone, it is started first; while the machine boots it does not run yet.
+        rendered.profiles = profiles;
+        assert_eq!(lines(&rendered)[0], "systemctl start NetworkManager.service");
+        assert_eq!(lines(&rendered)[1..], ["nmcli connection reload".to_owned(), up("r1"), up("r2")]);
+        rendered.booting = true;
         assert_eq!(lines(&rendered), [""; 0]);
     }
 

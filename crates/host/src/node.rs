@@ -140,17 +140,17 @@ impl RealNode {
         Ok(steps)
     }
 
-    fn refresh(&self, what: Refresh) -> Result<(), HostError> {
+    fn refresh(&self, what: Refresh, boot: Boot) -> Result<(), HostError> {
         match what {
             Refresh::Units => self.units.reload(),
-            Refresh::Network => self.apply_network(),
+            Refresh::Network => self.apply_network(boot),
             Refresh::Sysctl => self.load_ours(FileKind::Sysctl, "sysctl", "--load"),
             Refresh::Tmpfiles => self.load_ours(FileKind::Tmpfiles, "systemd-tmpfiles", "--create"),
             Refresh::Firewall => firewall::follow(&self.paths),
         }
     }
 
-    fn apply_network(&self) -> Result<(), HostError> {
+    fn apply_network(&self, boot: Boot) -> Result<(), HostError> {
         process::run("netplan", &["generate"])?;
         let runs = |unit| self.units.status(unit).map(|status| status.is_up());
         let rendered = network::Rendered {
@@ -158,6 +158,7 @@ impl RealNode {
             networkd: network::names(network::NETWORKD.into()),
             manager_runs: runs(network::MANAGER_UNIT)?,
             networkd_runs: runs(network::NETWORKD_UNIT)?,
+            booting: boot != Boot::Same,
         };
         for network::Order { program, args, must } in network::orders(&self.rails()?, &rendered) {
             let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -205,7 +206,7 @@ impl RealNode {
                 files::write_atomic(&self.paths.managed(path), &bytes, file.mode)
             }
             Step::Remove { path, .. } => foreign::leave(&self.paths, path),
-            Step::Refresh { what, direction: Direction::Forward } => self.refresh(*what),
+            Step::Refresh { what, direction: Direction::Forward } => self.refresh(*what, Boot::Same),
             Step::Refresh { .. } => Ok(()),
             Step::Profile { to, from } => profile::swap(&self.paths, &*self.mover, from.as_ref(), Some(to)),
         }
@@ -229,10 +230,10 @@ impl RealNode {
             }
             Step::Refresh { what: what @ (Refresh::Tmpfiles | Refresh::Sysctl), direction: Direction::Backward } => {
                 // What is back may be a file that was never ours and never good; it is as it was all the same.
-                self.refresh(*what).unwrap_or_else(|error| self.say(format!("not applied: {error}")));
+                self.refresh(*what, boot).unwrap_or_else(|error| self.say(format!("not applied: {error}")));
                 Ok(())
             }
-            Step::Refresh { what, direction: Direction::Backward } => self.refresh(*what),
+            Step::Refresh { what, direction: Direction::Backward } => self.refresh(*what, boot),
             Step::Refresh { .. } => Ok(()),
             Step::Profile { to, from } => profile::swap(&self.paths, &*self.mover, Some(to), from.as_ref()),
         }
