@@ -156,6 +156,19 @@ fn a_profile_that_someone_else_moved_is_not_touched_and_the_node_is_stuck() {
     assert_eq!(resolved[0].to, State::RolledBack, "{resolved:?}");
 }
 
+/// On the way back a port may not be free yet: systemd tries again, and so does the proof.
+#[test]
+fn an_old_engine_that_comes_up_at_the_third_try_is_a_proved_rollback() {
+    let (_guard, dir) = on_lane_a();
+    let paths = HostPaths::below(&dir);
+    closure(&paths, 'c');
+    assert!(killed_child(&dir, State::Gated, 0, "after-fsync"));
+    std::fs::write(dir.join("gates-fail"), "2").unwrap();
+    let resolved = resolve::resolve(&paths, Boot::Same, &|| parts(&dir)).unwrap();
+    assert_eq!(resolved[0].to, State::RolledBack, "{resolved:?}");
+    assert_eq!(std::fs::read_to_string(dir.join("gates-fail")).unwrap(), "0");
+}
+
 #[test]
 fn a_torn_journal_and_leftover_temp_files_do_not_stop_a_recovery() {
     let (_guard, dir) = on_lane_a();
