@@ -175,6 +175,12 @@ fn resolve(paths: &HostPaths, boot: bool) -> ExitCode {
             }
         }
     }
+    if code == 0 && !boot {
+        match resolve::wake(paths, &*parts::real().units) {
+            Ok(started) => started.iter().for_each(|unit| println!("started {unit}, which the boot had left down")),
+            Err(error) => return exit(Err(error)),
+        }
+    }
     ExitCode::from(code)
 }
 

@@ -118,7 +118,8 @@ fn judge(nodes: &[NodeRow], release: Option<u64>) -> (String, u8, Option<String>
             }
             Some(row) => {
                 // A head that waits for a rank has nothing to tell; the node whose engine failed has.
-                let node = &nodes.iter().find(|row| failed(row)).unwrap_or(row).node;
+                let down = |state| nodes.iter().find(|row| engine_is(row, state));
+                let node = &down("failed").or_else(|| down("inactive")).unwrap_or(row).node;
                 let look = format!("look: journalctl -u sparklane-engine on {node}; deploy again starts both nodes");
                 (format!("release {number}, not serving"), 1, Some(look))
             }
@@ -190,8 +191,8 @@ fn unproved(row: &NodeRow) -> Option<(&NodeName, &str)> {
     (weights.state != "proved").then_some((&row.node, weights.state.as_str()))
 }
 
-fn failed(row: &NodeRow) -> bool {
-    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == "failed")
+fn engine_is(row: &NodeRow, state: &str) -> bool {
+    row.status.as_ref().and_then(|s| s.engine.as_ref()).is_some_and(|e| e.active == state)
 }
 
 /// An engine that serves, or tries to, while its supervisor doubts it.

@@ -171,7 +171,8 @@ impl RealNode {
 
     fn apply_network(&self, boot: Boot) -> Result<(), HostError> {
         process::run("netplan", &["generate"])?;
-        let runs = |unit| self.units.status(unit).map(|status| status.is_up());
+        // One that is starting cannot be spoken to yet.
+        let runs = |unit| self.units.status(unit).map(|status| status.active == "active");
         let rendered = network::Rendered {
             profiles: network::names(network::PROFILES.into()),
             networkd: network::names(network::NETWORKD.into()),

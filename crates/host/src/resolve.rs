@@ -4,17 +4,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sparklane_lane::TxnId;
+use sparklane_txn::plan::ENGINE_UNIT;
 use sparklane_txn::{Boot, Machine, Record, State};
 
 use crate::clock::BootClock;
 use crate::crash::CrashPoint;
 use crate::deploy_rs;
 use crate::error::HostError;
+use crate::install::RESOLVE_UNIT;
 use crate::journal::FileJournal;
 use crate::lock;
 use crate::node::{Parts, RealNode};
 use crate::paths::HostPaths;
+use crate::profile;
 use crate::txns::{self, Txn};
+use crate::units::Units;
 
 /// How one transaction was left.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +45,21 @@ pub fn resolve(paths: &HostPaths, boot: Boot, parts: &dyn Fn() -> Parts) -> Resu
     let _lock = lock::take(paths, "sparklane txn resolve", None, Duration::ZERO)?;
     // Read anew: what was seen open may have committed while we waited for its lock, and must not be undone.
     todo(paths)?.iter().map(|txn| end(paths, txn, boot, parts())).collect()
+}
+
+/// Starts what a boot unit that failed kept down, once all that it failed at is ended: the unit itself, and the engine of
+/// what is deployed, whose own start went with it. Gives what was started.
+///
+/// # Errors
+/// When systemd cannot be asked or refuses.
+pub fn wake(paths: &HostPaths, units: &dyn Units) -> Result<Vec<&'static str>, HostError> {
+    if units.status(RESOLVE_UNIT)?.active != "failed" {
+        return Ok(Vec::new());
+    }
+    let engine = profile::current(paths)?.is_some() && !units.status(ENGINE_UNIT)?.is_up();
+    let all: Vec<&str> = std::iter::once(RESOLVE_UNIT).chain(engine.then_some(ENGINE_UNIT)).collect();
+    all.iter().try_for_each(|unit| units.start(unit))?;
+    Ok(all)
 }
 
 fn todo(paths: &HostPaths) -> Result<Vec<Txn>, HostError> {
@@ -78,4 +97,62 @@ fn end(paths: &HostPaths, txn: &Txn, boot: Boot, parts: Parts) -> Result<Resolve
         _ => None,
     };
     Ok(Resolved { txn: txn.id.clone(), from, to: machine.state(), why })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::units::UnitStatus;
+
+    /// The boot unit and the engine in given states; remembers what was started.
+    struct After {
+        boot: &'static str,
+        engine: &'static str,
+        started: RefCell<Vec<String>>,
+    }
+
+    impl Units for After {
+        fn status(&self, unit: &str) -> Result<UnitStatus, HostError> {
+            let active = if unit == ENGINE_UNIT { self.engine } else { self.boot };
+            Ok(UnitStatus { active: active.into(), ..UnitStatus::default() })
+        }
+        fn start(&self, unit: &str) -> Result<(), HostError> {
+            self.started.borrow_mut().push(unit.to_owned());
+            Ok(())
+        }
+        fn stop(&self, _: &str, _: u64) -> Result<(), HostError> {
+            Ok(())
+        }
+        fn reload(&self) -> Result<(), HostError> {
+            Ok(())
+        }
+        fn spawn(&self, _: &str, _: &str, _: &[String]) -> Result<(), HostError> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_a_failed_boot_unit_kept_down_is_started_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = HostPaths::below(camino::Utf8Path::from_path(dir.path()).unwrap());
+        let woken = |boot, engine| {
+            let units = After { boot, engine, started: RefCell::default() };
+            let said = wake(&paths, &units).unwrap();
+            assert_eq!(units.started.into_inner(), said);
+            said
+        };
+        // Nothing is deployed, so no engine is missed.
+        assert_eq!(woken("failed", "inactive"), [RESOLVE_UNIT]);
+        let closure = paths.store.join(format!("nix/store/{}-generation", "a".repeat(32)));
+        std::fs::create_dir_all(&closure).unwrap();
+        std::fs::write(closure.join("generation.id"), "a".repeat(64)).unwrap();
+        std::fs::create_dir_all(paths.profile.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink(&closure, &paths.profile).unwrap();
+        assert_eq!(woken("failed", "inactive"), [RESOLVE_UNIT, ENGINE_UNIT]);
+        assert_eq!(woken("failed", "activating"), [RESOLVE_UNIT]);
+        // Somebody stopped it: that is theirs to end.
+        assert_eq!(woken("active", "inactive"), [""; 0]);
+    }
 }

@@ -165,6 +165,9 @@ impl Hands for Ssh {
 
 /// Whole or not at all. A secret that is there is never written over.
 fn write(path: &Utf8Path, text: &str, mode: u32) -> Result<(), String> {
+    // A link leads to the file that is meant.
+    let real = path.canonicalize_utf8();
+    let path = real.as_deref().unwrap_or(path);
     let at = |e: std::io::Error| format!("{path}: {e}");
     if let Some(parent) = path.parent().filter(|dir| !dir.as_str().is_empty()) {
         std::fs::create_dir_all(parent).map_err(at)?;
@@ -195,5 +198,10 @@ mod tests {
         write(&path, "third", 0o644).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "third");
         assert_eq!(dir.path().read_dir().unwrap().count(), 1, "nothing is left beside it");
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink("x", &link).unwrap();
+        write(Utf8Path::from_path(&link).unwrap(), "fourth", 0o644).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "fourth", "a link leads to the file that is meant");
+        assert!(link.symlink_metadata().unwrap().is_symlink());
     }
 }

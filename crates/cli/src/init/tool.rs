@@ -14,13 +14,21 @@ pub fn of_system(text: &str) -> Result<(System, Utf8PathBuf), String> {
     Ok((system, file.into()))
 }
 
+/// Several times what this program has; a device or a pipe would be read without end.
+const LARGEST: u64 = 64 << 20;
+
 /// Reads the program for a system: the one that was named, this one, else what lies where prebuilt programs do.
 ///
 /// # Errors
 /// When there is none, with how to make it.
 pub fn program(system: System, named: &[(System, Utf8PathBuf)]) -> Result<Vec<u8>, InitError> {
     if let Some((_, file)) = named.iter().find(|(s, _)| *s == system) {
-        let bytes = std::fs::read(file).map_err(|e| InitError::Usage(format!("--tool {file}: {e}")))?;
+        let odd = |why: String| InitError::Usage(format!("--tool {file}: {why}"));
+        let found = std::fs::metadata(file).map_err(|e| odd(e.to_string()))?;
+        if !found.is_file() || found.len() > LARGEST {
+            return Err(odd(format!("is no file of at most {LARGEST} bytes")));
+        }
+        let bytes = std::fs::read(file).map_err(|e| odd(e.to_string()))?;
         let why = || InitError::Usage(format!("--tool {file}: is no program for {system}"));
         return is_for(&bytes, system).then_some(bytes).ok_or_else(why);
     }
