@@ -327,6 +327,7 @@ fn rails_that_networkmanager_renders_take_a_change_too_and_give_it_back() {
     assert_eq!(active(&rig), "netplan-rail1:rail1\nnetplan-rail2:rail2\n");
 
     // A power cut in such a change: the boot unit goes back while NetworkManager is only starting, and that is no failure.
+    let before = rig.one_release("lab-a");
     let slow = "/etc/systemd/system/NetworkManager.service.d";
     rig.sh("worker", &format!("mkdir {slow} && printf '[Service]\\nExecStartPre=/bin/sleep 6\\n' > {slow}/slow.conf"));
     rig.sh("worker", "systemctl enable NetworkManager && systemctl daemon-reload");
