@@ -10,6 +10,7 @@ mod doctor;
 mod engine;
 mod entry;
 mod fabric;
+mod given;
 mod image;
 mod init;
 mod lab;

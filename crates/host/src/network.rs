@@ -36,7 +36,8 @@ pub struct Order {
     pub program: &'static str,
     /// Its arguments.
     pub args: Vec<String>,
-    /// False where a failure is told and no more: a rail without a cable does not come up, and gates judge that.
+    /// False where a failure is told and no more: a rail without a cable does not come up, which is for `fabric verify`
+    /// and for lanes that ask for the gate of that name.
     pub must: bool,
 }
 

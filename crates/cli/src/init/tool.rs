@@ -6,6 +6,8 @@ use sparklane_init::InitError;
 use sparklane_init::remote::is_for;
 use sparklane_lane::System;
 
+use crate::given;
+
 /// `SYSTEM=FILE`.
 pub fn of_system(text: &str) -> Result<(System, Utf8PathBuf), String> {
     let (system, file) = text.split_once('=').ok_or("is not SYSTEM=FILE")?;
@@ -23,12 +25,8 @@ const LARGEST: u64 = 64 << 20;
 /// When there is none, with how to make it.
 pub fn program(system: System, named: &[(System, Utf8PathBuf)]) -> Result<Vec<u8>, InitError> {
     if let Some((_, file)) = named.iter().find(|(s, _)| *s == system) {
-        let odd = |why: String| InitError::Usage(format!("--tool {file}: {why}"));
-        let found = std::fs::metadata(file).map_err(|e| odd(e.to_string()))?;
-        if !found.is_file() || found.len() > LARGEST {
-            return Err(odd(format!("is no file of at most {LARGEST} bytes")));
-        }
-        let bytes = std::fs::read(file).map_err(|e| odd(e.to_string()))?;
+        let bytes = given::bytes(file.as_str(), LARGEST);
+        let bytes = bytes.map_err(|why| InitError::Usage(format!("--tool {file}: {why}")))?;
         let why = || InitError::Usage(format!("--tool {file}: is no program for {system}"));
         return is_for(&bytes, system).then_some(bytes).ok_or_else(why);
     }

@@ -9,6 +9,7 @@ use sparklane_deploy::quote::command_line;
 use sparklane_lane::clients::{Finding, Served, claude, codex};
 
 use super::print_json;
+use crate::given;
 
 /// What to do, exactly one of them.
 #[derive(Debug, clap::Args)]
@@ -92,26 +93,15 @@ fn tell_how(served: &Served, dir: &Utf8Path) {
 /// Longer than any configuration; what somebody sent need not be one.
 const LONGEST: u64 = 4 << 20;
 
-/// A regular file's bytes: a pipe would wait for ever, a device need not end.
-fn bytes(path: &str) -> Result<Vec<u8>, String> {
-    let found = std::fs::metadata(path).map_err(|e| e.to_string())?;
-    if !found.is_file() {
-        return Err("it is no regular file".to_owned());
-    }
-    if found.len() > LONGEST {
-        return Err(format!("it is longer than {LONGEST} bytes"));
-    }
-    std::fs::read(path).map_err(|e| e.to_string())
-}
-
 fn check(served: &Served, file: &Utf8Path, as_json: bool) -> miette::Result<ExitCode> {
-    let read = bytes(file.as_str()).and_then(|bytes| String::from_utf8(bytes).map_err(|e| e.to_string()));
+    let read =
+        given::bytes(file.as_str(), LONGEST).and_then(|bytes| String::from_utf8(bytes).map_err(|e| e.to_string()));
     let text = read.map_err(|why| miette!("cannot read {file:?}: {}", shown(&why)))?;
     let checked =
         codex::check(&text, served).map_err(|why| miette!("{file:?} is no configuration of Codex: {}", shown(&why)))?;
     let mut findings = checked.findings;
     if let Some(path) = checked.catalog {
-        findings.extend(match bytes(&path) {
+        findings.extend(match given::bytes(&path, LONGEST) {
             Ok(bytes) => codex::check_catalog(&bytes, served),
             Err(why) => {
                 let remedy = "write it: sparklane lane clients LANE --out DIR".to_owned();
